@@ -1,4 +1,4 @@
-"""How fast does a run notice that its network has changed, and what does it lose until then? Regret and prediction.
+"""Adaptation of a run to a changed network: regret, and error of the predictions.
 
 A cluster of devices whose speeds and rates are known to nobody but the benchmark trains round after round. The planner
 sees the reports of the rounds alone, as a control unit gives them. The regret of a round is its time over that of the

@@ -49,12 +49,12 @@ energy = "none"
 gamma-max = 1e6
 """
 TRUE_SPEED = (1.4, 1.0, 0.9, 0.6, 0.5)
-"""Of each device, over what the scenario declares."""
+"""Factors of each device, over what the scenario declares."""
 
 
 @dataclass
 class Truth:
-    """What devices and links really take in a round, as factors of what the scenario declares."""
+    """True times of devices and links in a round, as factors of what the scenario declares."""
 
     teb: list[float] = field(default_factory=lambda: [1 / speed for speed in TRUE_SPEED])
     link: list[float] = field(default_factory=lambda: [1.0] * len(TRUE_SPEED))
@@ -63,16 +63,16 @@ class Truth:
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """What happens to the network."""
+    """A story of changes of the network."""
 
     name: str
     truth: Callable[[int], Truth]
-    """Of a round, from 1."""
+    """Factors of a round, from 1."""
     rounds: int
     steps: tuple[int, ...] = ()
     """The last rounds before something changes at once."""
     is_steady: bool = False
-    """Whether nothing ever changes, so that no other plan is needed."""
+    """True if nothing ever changes, so that no other plan is needed."""
     noise: float = 0.0
     """Relative standard deviation that is added to devices and delays, where the story is played on shaped machines."""
 

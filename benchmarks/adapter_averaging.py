@@ -1,4 +1,4 @@
-"""What does the mean of adapters' products gain over the mean of their factors? Many local steps on unlike data.
+"""Gain of the mean of adapters' products over the mean of their factors, with many local steps on unlike data.
 
 Clusters train one after the other in this process, each with optimizer states of its own, and are joined after
 ``--local-steps``: by ``lora.average`` = ``factors``, or ``products``. No actors, no messages: arithmetic alone. The
@@ -29,12 +29,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from client_pipeline.partition.parts import Batch, ModelParts, target_weight, targets
-from client_pipeline.runtime.data_order import DataOrder
-from client_pipeline.runtime.optimizer import PartOptimizer, clip_scale
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
+from client_pipeline.runtime.control_unit.data_order import DataOrder
+from client_pipeline.runtime.control_unit.round_order import TrainingData
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from client_pipeline.runtime.stage.optimizer import PartOptimizer, clip_scale
 from flower_app.config.run_config import RunConfig
 from flower_app.config.sources import load_config
-from flower_app.tasks.base import ClusterData, Prepared, task
+from flower_app.tasks.base import Prepared, task
 from strategies.aggregation.adapter_products import Factors, mean_product, sum_of_products
 
 RULES = ("factors", "products")
@@ -44,7 +45,7 @@ _A, _B = ".lora_A.", ".lora_B."
 class Cluster:
     """One cluster's data, and the optimizer that remembers its steps."""
 
-    def __init__(self, parts: ModelParts, data: ClusterData, optimizer: OptimizerConfig, order: DataOrder):
+    def __init__(self, parts: ModelParts, data: TrainingData, optimizer: OptimizerConfig, order: DataOrder):
         self.parts = parts
         self.data = data
         self.order = order

@@ -44,13 +44,13 @@ class Line:
     declared: Instance
     truth: Truth
     changed: bool
-    """Whether another plan began, for more than one round."""
+    """True if another plan began, for more than one round."""
     trial: bool
     reasons: list[str]
     predicted_s: float
     measured_s: float
     seconds: float
-    """What counts for the regret: as measured, or what the event simulator says under the true numbers [s]."""
+    """Time that counts for the regret: measured, or of the event simulator under the true numbers [s]."""
     wall_s: float
     """Planning, training and learning [s]."""
     plan_s: float
@@ -63,7 +63,7 @@ class Line:
         return json.dumps([self.truth.teb, self.truth.link, sorted(self.truth.away)])
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return JSON values."""
         regret = None if self.regret is None else round(self.regret, 4)
         return {
             "round": self.round,

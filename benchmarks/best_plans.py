@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
-from client_pipeline.runtime.event_simulator import Event, simulate_pipeline
+from client_pipeline.timetable.event_simulator import Event, simulate_pipeline
 from strategies.dssda.evaluation import exceeds
 from strategies.dssda.instance import Instance
 from strategies.estimation.cluster_times import DEVICE, LINK, OUTLET, STREAM

@@ -5,7 +5,8 @@ It takes the same configuration as ``collapipe run``, and no more of Flower, Ray
     python benchmarks/central.py --config multi30k-tiny --set data.path=FOLDER --batch-size 128 \
         --samples 258000 --evaluate-at 87000,174000,258000
 
-``gradient-accumulation`` and ``runtime.precision`` count as in a run: a step has so many joint batches.
+``gradient-accumulation``, ``runtime.precision`` and ``runtime.recompute`` count as in a run: a step has so many joint
+batches.
 
 ``--shares N`` takes the batches of N clusters, each of its own share of the data, as one joint batch: what a run with N
 clusters computes with SGD, one local step a round and ``decoder-sync = "step"``.
@@ -22,23 +23,29 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from client_pipeline.partition.parts import Batch, ModelParts, target_weight, targets
-from client_pipeline.runtime.data_order import DataOrder
-from client_pipeline.runtime.memory import is_out_of_memory, limit_private_memory
-from client_pipeline.runtime.optimizer import PartOptimizer, clip_scale
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.precision import autocast
+from client_pipeline.runtime.control_unit.data_order import DataOrder
+from client_pipeline.runtime.control_unit.round_order import TrainingData
+from client_pipeline.runtime.stage.accelerator import autocast
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from client_pipeline.runtime.stage.memory import is_out_of_memory, limit_private_memory
+from client_pipeline.runtime.stage.optimizer import PartOptimizer, clip_scale
 from client_pipeline.system.scenario import load_scenario
 from flower_app.config.run_config import RunConfig
 from flower_app.config.sources import load_config
 from flower_app.saved_model import save_model
-from flower_app.tasks.base import ClusterData, Prepared, Task, task
+from flower_app.tasks.base import Prepared, Task, task
+
+_held = ExitStack()
+"""Frozen weights of a moved model, until this process ends."""
 
 
 class CentralTraining:
@@ -47,18 +54,20 @@ class CentralTraining:
     def __init__(
         self,
         parts: ModelParts,
-        data: Sequence[ClusterData],
+        data: Sequence[TrainingData],
         optimizer: OptimizerConfig,
         batch_size: int,
         seed: int,
         *,
         gradient_accumulation: int = 1,
         precision: str = "float32",
+        recompute: bool = False,
     ) -> None:
         self.parts = parts
         self.data = data
         self.gradient_accumulation = gradient_accumulation
         self.precision = precision
+        self.recompute = recompute
         self.optimizer = PartOptimizer(dict(parts.named_parameters()), optimizer)
         self.orders = [DataOrder(len(share), batch_size, seed, cluster=i) for i, share in enumerate(data)]
         self.device = next(parts.head.parameters()).device
@@ -91,9 +100,20 @@ class CentralTraining:
             x_BTD = self.parts.embedding(batch).float()
             mask = self.parts.mask_form(mask_BT, x_BTD.dtype)
             for block in self.parts.blocks:
-                x_BTD = block(x_BTD, mask).float()
+                kept = checkpoint(block, x_BTD, mask, use_reentrant=False) if self.recompute else block(x_BTD, mask)
+                x_BTD = kept.float()
             loss: torch.Tensor = self.parts.head(x_BTD, mask_BT, targets(batch))
         return loss
+
+
+def move(parts: ModelParts, device: str) -> None:
+    """Bring a model to ``cuda``; TEBs that had their frozen weights while they ran alone keep them from then on."""
+    if device == "cpu":
+        return
+    for on_demand in parts.on_demand:
+        _held.enter_context(on_demand.held())
+    for module in (parts.embedding, parts.blocks, parts.head):
+        module.to(device)
 
 
 def arguments() -> argparse.Namespace:
@@ -158,7 +178,7 @@ def train(
     config: RunConfig,
     prepared: Prepared,
     chosen: Task,
-    data: Sequence[ClusterData],
+    data: Sequence[TrainingData],
     optimizer: OptimizerConfig,
     batch_size: int,
 ) -> int:
@@ -167,10 +187,7 @@ def train(
     steps = optimizer.total_steps
     marks = {-(-int(mark) // samples) for mark in args.evaluate_at.split(",") if mark} | {steps}
     parts = prepared.build(config.seed)
-    if args.device != "cpu":
-        # On the CPU they are; frozen weights of TEBs that have theirs while they run could not be moved.
-        for module in (parts.embedding, parts.blocks, parts.head):
-            module.to(args.device)
+    move(parts, args.device)
     training = CentralTraining(
         parts,
         data,
@@ -179,6 +196,7 @@ def train(
         config.seed,
         gradient_accumulation=config.gradient_accumulation,
         precision=config.runtime.precision,
+        recompute=config.recomputes,
     )
     size = sum(p.numel() for _, p in parts.named_parameters())
     say = sys.stderr if args.json else sys.stdout
@@ -195,7 +213,9 @@ def train(
         losses.append(training.train_step())
         train_s += time.perf_counter() - started
         if training.step in marks:
+            started = time.perf_counter()
             score = prepared.evaluator.evaluate(parts, args.split)
+            evaluate_s = time.perf_counter() - started
             row = {
                 "samples": training.step * samples,
                 "steps": training.step,
@@ -203,6 +223,7 @@ def train(
                 "losses": losses,
                 **score.metrics,
                 "train_s": train_s,
+                "evaluate_s": evaluate_s,
                 "signature": score.signature,
             }
             if not rows:
@@ -220,8 +241,11 @@ def train(
     if args.save:
         folder = Path(args.save)
         folder.mkdir(parents=True, exist_ok=True)
-        weights = {name: value.detach().cpu() for name, value in parts.weights().items()}
-        save_model(folder, prepared.spec, weights, prepared.tokenizer_json, chosen.saved(config.data))
+        # Adapters cannot be read without what they are added to: it is named where it is in files, and kept elsewhere.
+        frozen = {} if parts.base else parts.frozen_weights()
+        weights = {name: value.cpu() for name, value in (parts.weights() | frozen).items()}
+        remembered = chosen.saved(config.data)
+        save_model(folder, prepared.spec, weights, prepared.tokenizer_json, remembered, base=parts.base)
     if args.json:
         print(json.dumps(rows))
     return 0

@@ -1,4 +1,4 @@
-"""What does encryption within a cluster cost in time? TLS beside gloo, and Ray with and without, in turns.
+"""Time of encryption within a cluster: TLS beside gloo, and Ray with and without, in turns.
 
 Two network namespaces on this machine, on a link with or without a limit of its rate, need root. The control unit and a
 device send tensors there and back over both transports, one after the other, so that other work on the machine touches
@@ -27,7 +27,7 @@ from helpers.hosts import Namespaces
 
 PLAIN, ENCRYPTED = "plain", "TLS"
 SIZES = (4 * 2**10, 64 * 2**10, 2**20, 16 * 2**20)
-"""Of a tensor [byte]."""
+"""Sizes of a tensor [byte]."""
 BURST = 4
 """Tensors that follow each other, as micro-batches do."""
 PATIENCE_S = 300.0
@@ -38,10 +38,17 @@ def exchange(role: str, folder: Path, host: str, trials: int) -> list[dict[str, 
     """Be one end of both transports; the control unit's end measures."""
     import torch
 
-    from client_pipeline.runtime.meeting_point import MeetingPoint
-    from client_pipeline.runtime.node_tls import NodeTls
-    from client_pipeline.runtime.tls_transport import TlsTransport
-    from client_pipeline.runtime.transport import BACKWARD, FORWARD, GlooTransport, GroupAddress, Transport, open_store
+    from client_pipeline.runtime.transport.meeting_point import MeetingPoint
+    from client_pipeline.runtime.transport.node_tls import NodeTls
+    from client_pipeline.runtime.transport.tls_transport import TlsTransport
+    from client_pipeline.runtime.transport.transport import (
+        BACKWARD,
+        FORWARD,
+        GlooTransport,
+        GroupAddress,
+        Transport,
+        open_store,
+    )
 
     torch.set_num_threads(1)
     leads = role == "cu"
@@ -121,8 +128,9 @@ for line in sys.stdin:
 
 def compare_rays(hosts: Namespaces, folder: Path, trials: int) -> list[dict[str, Any]]:
     """Two Rays of two machines each; an actor on the other machine is called."""
-    from client_pipeline.runtime.node_tls import NodeTls
-    from flower_app.deployment.ray_node import RayNode, ray_environment, ray_folder
+    from client_pipeline.runtime.transport.node_tls import NodeTls
+    from flower_app.deployment.ray_node import RayNode, ray_environment
+    from flower_app.launch.ray_folders import short_folder
 
     (folder / "token").write_text("0" * 64)
     temps, drivers = [], {}
@@ -136,7 +144,7 @@ def compare_rays(hosts: Namespaces, folder: Path, trials: int) -> list[dict[str,
                     certificate=folder / f"{role}.pem", key=folder / f"{role}.key", authority=folder / "cluster.pem"
                 )
                 environments[role] = ray_environment(os.environ, folder / "token", tls if number else None)
-                temps.append(ray_folder())
+                temps.append(Path(tempfile.mkdtemp(prefix="collapipe-", dir=short_folder())))
                 node = RayNode(
                     host=hosts.address(role),
                     head=head if role == "d0" else "",
@@ -195,7 +203,7 @@ def make_certificates(hosts: Namespaces, folder: Path) -> None:
     """A cluster's authority, and its two machines' certificates."""
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    from flower_app.deployment.authority import Authority, key_pem, write_public, write_secret
+    from flower_app.deployment.certificate_authority import Authority, key_pem, write_public, write_secret
 
     authority = Authority.create()
     write_public(folder / "cluster.pem", authority.pem)

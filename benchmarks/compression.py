@@ -1,4 +1,4 @@
-"""What compression saves and what it costs: bytes, metric and virtual round latency of one task, run after run.
+"""Savings and costs of compression: bytes, metric and virtual round latency of one task, run after run.
 
 Every variant is a whole ``collapipe run`` of the same configuration with ``costs = "model"``, so that the planner plans
 with the bytes that are sent. Reported of each: payload bytes of a cluster and round (the update, and the decoder's

@@ -1,4 +1,4 @@
-"""Where the processor time of a Python program goes: a thread looks every few milliseconds what each thread has used.
+"""Processor time of a Python program by place: a thread looks every few milliseconds at each thread's use.
 
 ``sitecustomize`` starts it in every process of a run (:mod:`round_profile`). What a thread has used since the last look
 counts for the functions that it is in now; threads that are not Python's do not count.

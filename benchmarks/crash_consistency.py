@@ -28,7 +28,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from client_pipeline.runtime import cluster_checkpoint
+from client_pipeline.runtime.control_unit import cluster_checkpoint
 from flower_app.node.kept_setup import read as read_setup
 from flower_app.runs import run_checkpoints, run_directory
 from flower_app.saved_model import load_model
@@ -94,7 +94,7 @@ def _operations(log: Path) -> Iterator[Operation]:
 
 
 def read(run_dir: Path, lines: list[Any], least: int, finished: bool) -> str:
-    """What ``--resume`` finds in a crashed run's directory: ``resumes``, ``refuses`` or ``finished``.
+    """Result of ``--resume`` in a crashed run's directory: ``resumes``, ``refuses`` or ``finished``.
 
     Raises
     ------

@@ -30,15 +30,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from client_pipeline.runtime.private_ray import private_environment
+from client_pipeline.runtime.ray.private_ray import private_environment
 
 # Before Ray is loaded.
 os.environ.update(private_environment())
 
-from client_pipeline.link.stream import DecoderAddress, DecoderStream
-from client_pipeline.partition.micro_batches import StepId
-from client_pipeline.runtime.decoder_update import HeadTrainer
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
+from client_pipeline.link.address import DecoderAddress
+from client_pipeline.link.stream import DecoderStream
+from client_pipeline.partition.dropout_seed import StepId
+from client_pipeline.runtime.stage.decoder_update import HeadTrainer
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
 from strategies.decoder.config import DecoderConfig
 from strategies.decoder.service import DecoderService
 from strategies.decoder.trainer import DecoderTrainer

@@ -1,4 +1,4 @@
-"""Where does the wall time of a round on real machines go? Deployed programs on this machine, watched from outside.
+"""Wall time of a round on real machines: deployed programs on this machine, watched from outside.
 
 An edge server and some control units, each its own device, run as docs/deployment.md starts them, on addresses of the
 loopback. A round begins when the line of the one before is written. It is then seen in the logs when the SuperNode has
@@ -28,7 +28,7 @@ from helpers.lost_machines import lone_stack
 LOOK_S = 0.02
 PATIENCE_S = 1800.0
 ORDER, ANSWER = "Receiving: train message", "Sending: train message"
-"""What a SuperNode's log says of a round."""
+"""Lines of a SuperNode's log about a round."""
 MEANING = {
     "order": "until the SuperNode has its order: the server sends it, the SuperNode looks for it",
     "client app": "its process begins and imports, the app's bundle, Ray, the order's weights and the answer's",

@@ -2,8 +2,8 @@
 
 Good streams are taken and something is made wrong: shapes, types, values, weights, fields, offsets, order, tokens.
 Most go into the service's entry point as gRPC calls it; some through a real channel; and some are answers to a real
-control unit's end. The process may not grow by more than twice the frame limit (RLIMIT_AS, set once all is loaded), and
-of each input is checked:
+control unit's end. The process may not grow by more than twice the frame limit (RLIMIT_AS, set once all is loaded;
+stacks of later threads apart), and of each input is checked:
 
 * it is refused with a status and a printable reason, or answered; nothing else is raised, no memory ran out;
 * no token is in a reason, and nobody is admitted with another one;
@@ -30,10 +30,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+STACK_BYTES = 2**20
+LATER_THREADS = 32
+"""gRPC starts more threads when those it has wait for a processor: their stacks are allowed beside the growth."""
 # One arena, small stacks, large blocks of their own: what is reserved and not used counts to RLIMIT_AS, too.
 if os.environ.get("MALLOC_ARENA_MAX") != "1":
     os.environ |= {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072", "OMP_NUM_THREADS": "1"}
-    resource.setrlimit(resource.RLIMIT_STACK, (2**20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+    resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, resource.getrlimit(resource.RLIMIT_STACK)[1]))
     os.execv(sys.executable, [sys.executable, *sys.argv])
 
 import grpc
@@ -43,13 +46,14 @@ from hostile_frames import EXAMPLES, LENGTH, VOCABULARY, WIDTH, Draft, Entry, go
 from hostile_server import HostileServer, attack_control_unit
 from torch import Tensor, nn
 
+from client_pipeline.families import transformer
+from client_pipeline.families.families import build_parts
+from client_pipeline.link.address import METHOD, SERVICE
 from client_pipeline.link.frames import PROTOCOL_VERSION, decode
-from client_pipeline.link.stream import METHOD, SERVICE, DecoderStream
-from client_pipeline.partition import transformer
-from client_pipeline.partition.families import build_parts
-from client_pipeline.partition.micro_batches import StepId
-from client_pipeline.runtime.decoder_update import HeadTrainer
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
+from client_pipeline.link.stream import DecoderStream
+from client_pipeline.partition.dropout_seed import StepId
+from client_pipeline.runtime.stage.decoder_update import HeadTrainer
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
 from strategies.decoder import limits as stream_limits
 from strategies.decoder.config import DecoderConfig
 from strategies.decoder.service import DecoderService
@@ -92,11 +96,11 @@ class LinearHead(nn.Module):
 
 
 class Aborted(Exception):  # noqa: N818
-    """What gRPC's ``abort`` raises."""
+    """Error of gRPC's ``abort``."""
 
 
 class Call:
-    """What gRPC hands to the service's entry point beside the frames."""
+    """Context that gRPC hands to the service's entry point beside the frames."""
 
     def __init__(self, peer: str) -> None:
         self._peer = peer
@@ -112,7 +116,7 @@ class Call:
         """No certificate."""
 
     def is_active(self) -> bool:
-        """Whether it has not ended."""
+        """Tell whether the call goes on."""
         return self.active
 
     def cancel(self) -> None:
@@ -245,7 +249,7 @@ class Target:
 
 
 def token_of(draft: Draft) -> Any:
-    """What a hello's header says, to a second reader."""
+    """Return a hello's header, by a second reader."""
     try:
         header = draft.header if draft.text is None else json.loads(draft.text)
     except (ValueError, RecursionError):
@@ -323,7 +327,8 @@ def run(number: int, seed: int, head: nn.Module) -> dict[str, Any]:
             size, peak = status_bytes("VmSize"), status_bytes("VmRSS")
             with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
                 file.write("5")  # the largest resident size is counted from here on
-            resource.setrlimit(resource.RLIMIT_AS, (size + 2 * FRAME_LIMIT, resource.RLIM_INFINITY))
+            limit_bytes = size + 2 * FRAME_LIMIT + LATER_THREADS * STACK_BYTES
+            resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, resource.RLIM_INFINITY))
             huge_on_paper(target)
             for i in range(number):
                 kind = "control unit" if i % 50 == 0 else "channel" if i % 20 == 1 else "direct"

@@ -166,7 +166,7 @@ def drawn(draw, order, cluster):
 
 
 def whole(taken):
-    """Whether an accepted reply holds what strategies and reports go by."""
+    """Tell whether an accepted reply holds what strategies and reports go by."""
     arrays, metrics = taken.message.content["arrays"], taken.message.content["metrics"]
     good = list(arrays) == list(START)
     for name, value in START.items():

@@ -43,7 +43,7 @@ STALL_S = 900.0
 RESUMES, AGAIN_S = 20, 10.0
 ROLES = {
     "server app": ("server", "flwr-serverapp"),
-    "SuperLink": ("server", "superlink_program"),
+    "SuperLink": ("server", "flower-superlink"),
     "SuperNode": ("cu", "flower-supernode"),
     "control unit": ("cu", "ray::ControlUnit"),
     "device": ("cu", "ray::Device"),
@@ -78,11 +78,11 @@ class Histories:
         self.events: list[dict[str, Any]] = []
         self.wrong: list[str] = []
         self._due: list[tuple[float, Callable[[], None]]] = []
-        """What ends an event, and when [s, monotonic]."""
+        """End of an event, and its time [s, monotonic]."""
         self.started_again = 0
         """Programs of control units that had ended."""
         self._resumes = 0
-        """How often the run may still be resumed after the last event that ends it."""
+        """Number of resumptions that may follow the last event that ends the run."""
 
     def rounds(self) -> list[dict[str, Any]]:
         """Lines of the rounds so far."""
@@ -192,7 +192,7 @@ class Histories:
         return dict(json.loads(path.read_text())) if path.exists() else {}
 
     def report(self, local_steps: int, batch_size: int) -> dict[str, Any]:
-        """What happened, and what cannot be."""
+        """Events that happened, and contradictions."""
         clusters = range(len(self.stack.data))
         folders = {n: self.stack.folder / f"state-cu{n}/checkpoints/{self.run_dir.name}/cluster-{n}" for n in clusters}
         sizes = {"clusters": len(clusters), "local-steps": local_steps, "batch-size": batch_size}
@@ -225,7 +225,7 @@ def say(text: str) -> None:
 
 
 def schedule_of(draw: random.Random, num_rounds: int, num_events: int, kinds: list[str]) -> dict[int, list[str]]:
-    """What happens after which round: each kind in its turn, in an order of the seed's."""
+    """Draw the kind of fault after each round: each kind in its turn, in an order of the seed's."""
     turns = [kind for _ in range(num_events // len(kinds) + 1) for kind in draw.sample(kinds, len(kinds))][:num_events]
     # The run needs a checkpoint to be resumed from, and rounds to come back in.
     places = sorted(draw.choices(range(2, max(num_rounds - 4, 3)), k=num_events))

@@ -1,4 +1,4 @@
-"""Whether what a deployed run left behind can have come about: each step applied once, no round twice, nothing foreign.
+"""Check of what a deployed run left behind: each step applied once, no round twice, nothing foreign.
 
 The witnesses are independent of each other: the lines of ``rounds.jsonl``, the step counts that the optimizers of the
 decoder and of each control unit keep in their checkpoints, and the number of examples that each control unit has drawn.
@@ -34,14 +34,14 @@ class ClusterFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What one run left behind."""
+    """Files that one run left behind."""
 
     run: str
     num_clusters: int
     local_steps: int
     batch_size: int
     lines: Sequence[Json]
-    """Of ``rounds.jsonl``."""
+    """Lines of ``rounds.jsonl``."""
     committed: int
     """Round of the newest checkpoint; 0: none."""
     decoder_steps: tuple[int, ...] = ()
@@ -51,7 +51,7 @@ class Evidence:
 
 
 def problems(evidence: Evidence) -> list[str]:
-    """What cannot be, in words; empty if all fits together."""
+    """Return the contradictions, in words; empty if all fits together."""
     return [
         *_of_rounds(evidence),
         *_of_the_decoder(evidence),
@@ -101,7 +101,7 @@ def _of_the_decoder(evidence: Evidence) -> Iterable[str]:
 
 
 def _of_a_cluster(evidence: Evidence, cluster: int, file: ClusterFile) -> Iterable[str]:
-    """It trains each round that counts once, and none that it was not asked for."""
+    """Check that a cluster trains each round that counts once, and none unasked."""
     where = f"cluster {cluster}"
     if file.run != evidence.run:
         yield f"{where}: its checkpoint is of run {file.run}, expected {evidence.run}"

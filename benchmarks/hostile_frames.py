@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 WIDTH, VOCABULARY, EXAMPLES, LENGTH = 8, 13, 8, 12
-"""Of the model and the batches that are served; see :mod:`fuzz`."""
+"""Sizes of the model and the batches that are served; see :mod:`fuzz`."""
 NUMBERS: tuple[Any, ...] = (
     *(0, 1, 2, 3, 7, -1, 255, 10**6, 2**30, 2**31, 2**32, 2**53 + 1, 2**62, 2**63 - 1, 2**63, 2**64, 10**30, 10**400),
     *(0.0, -0.0, 0.5, 1.0, 1.5, 5e-324, 1e-30, 1e30, 1e308, -1e308),
@@ -60,7 +60,7 @@ class Entry:
     shape: list[int]
     data: bytes
     offsets: tuple[int, int] | None = None
-    """Where it says that its data lies; None: where it does."""
+    """Claimed place of its data; None: the true one."""
 
 
 @dataclass(frozen=True)

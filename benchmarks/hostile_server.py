@@ -10,10 +10,11 @@ import grpc
 import torch
 from hostile_frames import WIDTH, Draft, good_answers, mutated
 
+from client_pipeline.link.address import METHOD, SERVICE, DecoderAddress
 from client_pipeline.link.base import LinkError
 from client_pipeline.link.frames import PROTOCOL_VERSION, encode
-from client_pipeline.link.stream import METHOD, SERVICE, DecoderAddress, DecoderStream
-from client_pipeline.partition.micro_batches import StepId
+from client_pipeline.link.stream import DecoderStream
+from client_pipeline.partition.dropout_seed import StepId
 
 
 class HostileServer:

@@ -19,15 +19,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from client_pipeline.runtime.ray.private_ray import prepare_private_ray, private_ray
+
+# Ray reads its settings when it is imported.
+prepare_private_ray()
+
 import ray
 
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime.actors import start_control_unit, train_round
-from client_pipeline.runtime.control_unit import ClusterSetup, RoundOrder
-from client_pipeline.runtime.private_ray import private_ray
+from client_pipeline.runtime.control_unit.actors import start_control_unit, train_round
+from client_pipeline.runtime.control_unit.round_order import ClusterSetup, RoundOrder
 from flower_app.config.run_config import RunConfig
 from flower_app.tasks.base import task
-from flower_app.tasks.generator import generate
+from flower_app.tasks.generated.generator import generate
 from flower_app.training.cluster_data import load_cluster_data
 
 SENTENCES = 20_000
@@ -70,8 +74,7 @@ def measure(folder: Path, lines: int, rounds: int, clusters: int) -> dict[str, A
     size = write_corpus(folder / str(lines), lines)
     small = RunConfig.from_flat(SETTINGS | {"data.path": str(folder / str(SMALL))})
     prepared = task(small.task).prepare(small.data, small.model, small.seed, num_clusters=1)
-    flat = SETTINGS | {"data.path": str(folder / str(lines))}
-    config = RunConfig.from_flat(flat)
+    config = RunConfig.from_flat(SETTINGS | {"data.path": str(folder / str(lines))})
     setup = ClusterSetup(
         run=f"large-corpus-{os.getpid()}-{lines}",
         cluster=0,
@@ -81,7 +84,7 @@ def measure(folder: Path, lines: int, rounds: int, clusters: int) -> dict[str, A
         seed=config.seed,
         batch_size=config.batch_size,
         local_steps=config.local_steps,
-        load_data=partial(load_cluster_data, flat, prepared.tokenizer_json, 0, clusters, ()),
+        load_data=partial(load_cluster_data, config, prepared.tokenizer_json, 0, clusters, ()),
     )
     started = time.perf_counter()
     described = start_control_unit(setup)

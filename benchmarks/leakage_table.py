@@ -1,4 +1,4 @@
-"""What noise on the activations hides from the server, and what it costs: train with each level, then attack.
+"""Protection and cost of noise on the activations: train with each level, then attack.
 
 Every variant is a whole ``collapipe run`` of the same small task with as many rounds, its activations clipped and
 noised as ``[privacy]`` says, and then ``collapipe leakage`` on that run: the attacks read held-out sentences behind all
@@ -37,7 +37,7 @@ ATTACKS = ("nearest", "linear", "learned")
 
 
 class Variant(NamedTuple):
-    """How the activations of a run are changed; a clip of 0: not at all."""
+    """Change of a run's activations; a clip of 0: none."""
 
     clip: float
     noise: float

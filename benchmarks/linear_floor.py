@@ -1,4 +1,4 @@
-"""How far does a linear model come on the real texts? The floor that the recipes' Transformers are held to.
+"""Scores of a linear model on the real texts: the floor that the recipes' Transformers are held to.
 
 Logistic regression, fitted once on the training file: of classes on counts of a text's words and pairs of words, or of
 characters where a language has no spaces; of names on the characters around each one, two to either side, and their

@@ -1,4 +1,4 @@
-"""Which library holds a frozen matrix in few bits on a CPU? Ours, torchao and bitsandbytes, side by side.
+"""Libraries that hold a frozen matrix in few bits on a CPU: ours, torchao and bitsandbytes, side by side.
 
 A block of two linear layers without biases, GELU between them, of SmolLM2's widths and random weights: the relative
 error of its output and of its input's gradient against float32, the median time of a forward and a backward pass, and
@@ -42,7 +42,7 @@ def private_mb() -> float:
 
 def ours(block: Any, dtype: str) -> Any:
     """Hold the matrices as ``model.base-dtype`` does."""
-    from client_pipeline.partition.low_bits import compress, low_bit_layers
+    from client_pipeline.weights.low_bits import compress, low_bit_layers
 
     if dtype == "float32":
         return block
@@ -107,7 +107,7 @@ def measure(library: str, dtype: str, tokens: int, steps: int) -> dict[str, Any]
     x, gradient = torch.randn(tokens, WIDTH, requires_grad=True), torch.randn(tokens, WIDTH)
     expected, expected_gradient, _ = passes(block, x, gradient)
     before_mb = private_mb()
-    importlib.import_module("client_pipeline.partition.low_bits" if library == "collapipe" else library)
+    importlib.import_module("client_pipeline.weights.low_bits" if library == "collapipe" else library)
     row["import_mb"] = round(private_mb() - before_mb, 1)
     try:
         quantised = MAKERS[library](block, dtype)

@@ -1,4 +1,4 @@
-"""How much memory does a device need? A 12-layer BERT whole on one device, and cut into segments.
+"""Memory of a device: a 12-layer BERT whole on one device, and cut into segments.
 
 Every plan trains for real: a control unit and its Ray actors. Measured is the peak of the largest device process while
 a round is trained, above what the same process had before it held anything; modelled is gamma_0 per TEB, as
@@ -15,18 +15,22 @@ import os
 from functools import partial
 from typing import Any
 
+from client_pipeline.runtime.ray.private_ray import prepare_private_ray, private_ray
+
+# Ray reads its settings when it is imported.
+prepare_private_ray()
+
 import ray
 import torch
 from transformers import BertConfig
 
-from client_pipeline.partition.families import build_parts
-from client_pipeline.partition.hugging_face import spec_from_config
+from client_pipeline.families.families import build_parts
+from client_pipeline.families.hugging_face import spec_from_config
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime.actors import start_control_unit, train_round
 from client_pipeline.runtime.config import RuntimeConfig
-from client_pipeline.runtime.control_unit import ClusterSetup, RoundOrder
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.private_ray import private_ray
+from client_pipeline.runtime.control_unit.actors import start_control_unit, train_round
+from client_pipeline.runtime.control_unit.round_order import ClusterSetup, RoundOrder
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
 from client_pipeline.system.costs import model_costs
 
 PLANS = [((12,), 1), ((12,), 8), ((6, 6), 8), ((4, 4, 4), 8), ((5, 4, 3), 8), ((3, 3, 3, 3), 8)]

@@ -33,16 +33,16 @@ def train(base_dtype: str, freed: str, rounds: int, width: int, blocks: int) -> 
     import torch
     from transformers import LlamaConfig
 
-    from client_pipeline.partition.families import build_block
-    from client_pipeline.partition.hugging_face import spec_from_config
-    from client_pipeline.partition.low_bits import compress, low_bit_layers
-    from client_pipeline.partition.micro_batches import StepId
+    from client_pipeline.families.families import build_block
+    from client_pipeline.families.hugging_face import spec_from_config
+    from client_pipeline.partition.dropout_seed import StepId
     from client_pipeline.partition.parts import frozen_parameters
     from client_pipeline.partition.spec import LoraConfig
-    from client_pipeline.runtime.memory import give_freed_memory_back, keep_freed_memory, return_freed_memory
-    from client_pipeline.runtime.moved_block import MovedBlock
-    from client_pipeline.runtime.optimizer_config import OptimizerConfig
-    from client_pipeline.runtime.stage import Stage
+    from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+    from client_pipeline.runtime.stage.memory import give_freed_memory_back, keep_freed_memory, return_freed_memory
+    from client_pipeline.runtime.stage.moved_block import MovedBlock
+    from client_pipeline.runtime.stage.stage import Stage
+    from client_pipeline.weights.low_bits import compress, low_bit_layers
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -136,7 +136,7 @@ def _sign(operator: ast.cmpop) -> str:
 
 
 def _is_mutated_itself(test: ast.expr) -> bool:
-    """Whether the opposite of a condition is another mutant already."""
+    """Tell whether the opposite of a condition is another mutant already."""
     if isinstance(test, ast.Compare):
         return len(test.ops) == 1 and not isinstance(test.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE)
     return isinstance(test, ast.UnaryOp | ast.Constant)
@@ -178,7 +178,7 @@ def mutants(source: bytes) -> list[Mutant]:
 
 
 def compiles(source: bytes) -> bool:
-    """Whether a text is Python."""
+    """Tell whether a text is Python."""
     try:
         compile(source, "mutant", "exec", dont_inherit=True)
     except SyntaxError:

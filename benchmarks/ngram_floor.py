@@ -1,4 +1,4 @@
-"""How far do counts of three neighbouring tokens come on the captions? The floor that ``smollm2`` is held to.
+"""Perplexity of counts of three neighbouring tokens on the captions: the floor that ``smollm2`` is held to.
 
 Interpolated Kneser-Ney: the probability of a token after two others, after one, and alone, each less a discount that
 goes to the next shorter context, and in the end to all tokens of the vocabulary alike. The discount of each order is
@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from client_pipeline.partition.parts import IGNORED_LABEL
-from client_pipeline.runtime.data_order import DataOrder
+from client_pipeline.runtime.control_unit.data_order import DataOrder
 from flower_app.config.sources import load_config
 from flower_app.tasks.base import task
 from flower_app.tasks.causal_lm import CausalLMTask

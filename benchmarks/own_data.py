@@ -1,4 +1,4 @@
-"""How good is what `collapipe init` writes? From a CSV with named columns to predictions, beside the tuned recipe.
+"""Quality of what `collapipe init` writes: from a CSV with named columns to predictions, beside the tuned recipe.
 
 A folder of real text (``train.tsv``, ``dev.tsv``, perhaps ``test.tsv``: label number, tab, text; ``labels.txt``: their
 names) is written as CSV files with a header, as somebody's own data would come. Then three commands, as a new user

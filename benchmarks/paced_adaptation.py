@@ -15,14 +15,18 @@ from adaptation_stories import STORIES, Truth, scenario, true_network
 from adapting_rounds import SimulatedRegret, rounds_of, summary
 from paced_devices import RandomPairs, spec
 
-from client_pipeline.partition.families import build_parts
+from client_pipeline.runtime.ray.private_ray import prepare_private_ray, private_ray
+
+# Ray reads its settings when it is imported.
+prepare_private_ray()
+
+from client_pipeline.families.families import build_parts
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime.actors import start_control_unit, train_round
 from client_pipeline.runtime.config import RuntimeConfig
-from client_pipeline.runtime.control_unit import ClusterSetup, RoundOrder
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.pacing import Pace
-from client_pipeline.runtime.private_ray import private_ray
+from client_pipeline.runtime.control_unit.actors import start_control_unit, train_round
+from client_pipeline.runtime.control_unit.round_order import ClusterSetup, RoundOrder
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from client_pipeline.timetable.pacing import Pace
 from strategies.dssda.instance import Instance
 from strategies.estimation.measured_network import MeasuredNetwork
 from strategies.planning.plan_demands import plan_times

@@ -18,21 +18,25 @@ import statistics
 from functools import partial
 from typing import Any
 
+from client_pipeline.runtime.ray.private_ray import prepare_private_ray, private_ray
+
+# Ray reads its settings when it is imported.
+prepare_private_ray()
+
 import torch
 
-from client_pipeline.partition import transformer
-from client_pipeline.partition.families import build_parts
+from client_pipeline.families import transformer
+from client_pipeline.families.families import build_parts
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.partition.spec import ModelSpec
-from client_pipeline.runtime.actors import start_control_unit, train_round
 from client_pipeline.runtime.config import RuntimeConfig
-from client_pipeline.runtime.control_unit import ClusterSetup, RoundOrder
-from client_pipeline.runtime.event_simulator import simulate_pipeline
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.pacing import Pace
-from client_pipeline.runtime.private_ray import private_ray
+from client_pipeline.runtime.control_unit.actors import start_control_unit, train_round
+from client_pipeline.runtime.control_unit.round_order import ClusterSetup, RoundOrder
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import load_scenario
+from client_pipeline.timetable.event_simulator import simulate_pipeline
+from client_pipeline.timetable.pacing import Pace
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import round_instance
 from strategies.planning.plan_demands import plan_times

@@ -1,4 +1,4 @@
-"""What does each part of a language model cost its process? A server, a control unit and devices, one after the other.
+"""Memory of each part of a language model: a server, a control unit and devices, one after the other.
 
 Each is a fork of one process that has imported what a run imports, and does what its role does in a run with adapters
 over a pretrained folder: it builds its part, takes training steps on random text, and the server evaluates, too.
@@ -33,13 +33,13 @@ from typing import Any
 import psutil
 
 PROGRAMS = (
-    "client_pipeline.runtime.control_unit",
-    "client_pipeline.runtime.device",
+    "client_pipeline.runtime.control_unit.control_unit",
+    "client_pipeline.runtime.devices.device",
     "flower_app.training.training_run",
     "transformers.models.llama.modeling_llama",
     "peft",
 )
-"""What the processes of a run import."""
+"""Imports of a run's processes."""
 
 
 SHAPE = ("freed", "segments", "schedule", "batch_size", "micro_batch", "length", "rank")
@@ -102,23 +102,23 @@ def play(role: str, base_dtype: str, arguments: argparse.Namespace) -> dict[str,
     """Be one role; returns its part, and its memory at the start, with the part and at the end [MB]."""
     import torch
 
-    from client_pipeline.partition.families import build_embedding, build_over, head_of, read_library_config
-    from client_pipeline.partition.micro_batches import StepId
+    from client_pipeline.families.families import build_embedding, build_over, head_of, read_library_config
+    from client_pipeline.families.pretrained import load_pretrained_weights
+    from client_pipeline.partition.dropout_seed import StepId
     from client_pipeline.partition.parts import part_weights, target_weight, targets
-    from client_pipeline.partition.pretrained import load_pretrained_weights
     from client_pipeline.partition.spec import LoraConfig
-    from client_pipeline.runtime.decoder_update import HeadTrainer
-    from client_pipeline.runtime.memory import (
+    from client_pipeline.runtime.control_unit.verification import random_batch
+    from client_pipeline.runtime.stage.decoder_update import HeadTrainer
+    from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+    from client_pipeline.runtime.stage.memory import (
         give_freed_memory_back,
         keep_freed_memory,
         return_freed_memory,
     )
-    from client_pipeline.runtime.moved_block import MovedBlock
-    from client_pipeline.runtime.optimizer_config import OptimizerConfig
-    from client_pipeline.runtime.schedules import actions, held_at_backward
-    from client_pipeline.runtime.stage import Stage
-    from client_pipeline.runtime.verification import random_batch
+    from client_pipeline.runtime.stage.moved_block import MovedBlock
+    from client_pipeline.runtime.stage.stage import Stage
     from client_pipeline.system.costs import model_costs
+    from client_pipeline.timetable.schedules import actions, held_at_backward
 
     torch.set_num_threads(1)
     _ = keep_freed_memory() if arguments.freed == "kept" else return_freed_memory()

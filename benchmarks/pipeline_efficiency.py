@@ -48,32 +48,36 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 # Ray starts its workers with niceness 15: beside any other load only ours would wait, not torch's processes.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
+from client_pipeline.runtime.ray.private_ray import prepare_private_ray, private_ray
+
+# Ray reads its settings when it is imported.
+prepare_private_ray()
+
 import ray
 import torch
 from torch import Tensor
 from torch_peer import STEP_TIMEOUT_S, Case, TorchPipeline, trivial_loss
 from whole_model import TwoWholes, WholeModel
 
+from client_pipeline.families import transformer
+from client_pipeline.families.families import build_parts
 from client_pipeline.link.base import Gradient
-from client_pipeline.partition import transformer
-from client_pipeline.partition.families import build_parts
-from client_pipeline.partition.micro_batches import StepId
+from client_pipeline.partition.dropout_seed import StepId
 from client_pipeline.partition.parts import block_weights
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime.arrangement import Arrangement
 from client_pipeline.runtime.config import RuntimeConfig
-from client_pipeline.runtime.memory import keep_freed_memory
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.placement import Placement
-from client_pipeline.runtime.private_ray import private_ray
-from client_pipeline.runtime.schedules import SCHEDULES
-from client_pipeline.runtime.shared_actor import end_actor, start_member
+from client_pipeline.runtime.devices.shared_actor import end_actor, start_member
+from client_pipeline.runtime.ray.arrangement import Arrangement
+from client_pipeline.runtime.ray.placement import Placement
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from client_pipeline.runtime.stage.memory import keep_freed_memory
+from client_pipeline.timetable.schedules import SCHEDULES
 
 SEGMENTS = (3, 3)
 SIZES = {128: (64, 32), 512: (64, 32), 768: (64, 24)}
 """Batch size and sequence length by width."""
 MORE_ROUNDS = {128: 6}
-"""Where a step is short, noise is large beside it."""
+"""More rounds by width: noise is large beside a short step."""
 STEP = StepId(seed=0, round=1, step=1, cluster=0)
 WARM_UP = 2
 FIGURES = ("ours", "alone", "torch", "machine")
@@ -144,7 +148,7 @@ class Ours:
     """
 
     def __init__(self, case: Case, placement: Placement = Placement()) -> None:  # noqa: B008 (it is frozen)
-        from client_pipeline.runtime.pipeline import Pipeline
+        from client_pipeline.runtime.devices.pipeline import Pipeline
 
         torch.set_num_threads(1)
         self._case = case

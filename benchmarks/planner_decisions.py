@@ -1,4 +1,4 @@
-"""What do the planner's further decisions change and cost? Activations that go up, a divided band, prices, powers.
+"""Effect and cost of the planner's further decisions: activations that go up, a divided band, prices, powers.
 
 ``dssda``'s plans for some networks of each scenario; a row for each network and setting, means over its rounds. Seconds
 of planning are the processor's, on one thread.
@@ -31,9 +31,9 @@ import numpy as np
 
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import Scenario, load_scenario
-from flower_app.experiments.results import write_table
+from experiments.base.results import write_table
+from strategies.dssda.paper.power_control import control_power
 from strategies.dssda.planner import plan_round
-from strategies.dssda.power_control import control_power
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import round_instance
 from strategies.planning.dry_run import plan_rounds

@@ -1,4 +1,4 @@
-"""How the planner's time grows, and what the exact segment scheduler saves over a MILP.
+"""Growth of the planner's time, and the saving of the exact segment scheduler over a MILP.
 
 1. One cluster (K = 6, L = 12, m up to 64, Eq. (15), budgets on) by the segment scheduler and by SciPy's MILP solver
    (HiGHS) on the same problem: a program for each m with S among its variables. Both must find the same optimum. They
@@ -45,7 +45,7 @@ LARGE = {"N": 100, "J": 40, "K": 50, "L": 48}
 HUGE = {"N": 1000, "J": 400, "K": 100, "L": 96}
 FLOW_SHOP = {"N": 1, "J": 1, "K": 50, "L": 48}
 BASES = {"eq15": LARGE, "flowshop": {"N": 4, "J": 2, "K": 25, "L": 24}}
-"""Where the growth begins."""
+"""Start of the growth."""
 
 
 def network(*, N: int, J: int, K: int, L: int, latency: str = "eq15", seed: int = 0) -> Instance:  # noqa: N803

@@ -42,7 +42,7 @@ Projections = NDArray[np.float64]
 
 
 class Mechanism(NamedTuple):
-    """What is attacked."""
+    """Target of the attack."""
 
     name: str
     release: Callable[[PrivacyConfig, float, int], Projections]

@@ -1,4 +1,4 @@
-"""How much memory does each process of a run hold? Runs a command and watches what it starts.
+"""Memory of each process of a run: runs a command and watches what it starts.
 
 Private memory (USS) is what would be free if the process ended: pages of files that others map too are not in it. The
 sum over all processes is of PSS, which shares such pages out. Both are peaks, sampled.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -48,6 +49,18 @@ def watch(command: list[str], interval_s: float) -> dict[str, Any]:
     of which ``pss_by_role`` was whose, ``total_at_s`` after the start.
     """
     run = subprocess.Popen(command)
+    # Who ends this program ends the command with it.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        return _watched(run, interval_s)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if run.poll() is None:
+            run.terminate()
+            run.wait()
+
+
+def _watched(run: subprocess.Popen[bytes], interval_s: float) -> dict[str, Any]:
     peaks: dict[int, dict[str, Any]] = {}
     total, total_at_s, pss_by_role, sampled = 0, 0.0, Counter[str](), 0
     begun = time.monotonic()

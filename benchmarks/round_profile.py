@@ -1,4 +1,4 @@
-"""Where the processor time of a steady round goes, by what is done: the run of ``steady_rounds.py`` under a sampler.
+"""Processor time of a steady round by activity: the run of ``steady_rounds.py`` under a sampler.
 
     python benchmarks/round_profile.py [--config NAME] [--set KEY=VALUE] [--rounds 24] [--skip 4]
     python benchmarks/round_profile.py --json         {"round_s": .., "cpu_s": .., "by_work": {..}}
@@ -44,7 +44,7 @@ WORK = (
         ("site-packages/grpc/", "grpc/_", "link/stream.py", "link/frames.py", "decoder/service.py"),
     ),
     ("embedding, and threads of a batch", ("batch_run.py",)),
-    ("control unit: the rest", ("control_unit.py", "round_report.py", "round_times.py")),
+    ("control unit: the rest", ("control_unit.py", "round_report.py")),
     ("devices: the rest", ("runtime/device.py", "runtime/stage.py")),
     ("Flower: messages, records, its programs", ("site-packages/flwr/", "flwr/", "serverapp/")),
 )
@@ -55,7 +55,7 @@ ROUNDS = "[0-9]*/rounds.jsonl"
 
 
 def kind_of(stack: str) -> str:
-    """What a stack of functions works on."""
+    """Return the activity of a stack of functions."""
     names = stack.split(";")
     # What is computed counts as that, whatever is called for it.
     for kind, marks in WORK[:7]:

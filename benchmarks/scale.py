@@ -1,4 +1,4 @@
-"""What do 48, 200 and 1,000 simulated devices cost? Memory of all processes, and seconds per round.
+"""Costs of 48, 200 and 1,000 simulated devices: memory of all processes, and seconds per round.
 
 ``collapipe run`` trains on the scenario ``city`` and on smaller ones made like it; as many clusters train at once as
 there are channels. A process counts with what it has to itself (USS): shared libraries and Ray's shared memory are

@@ -1,4 +1,4 @@
-"""What a schedule is worth: GPipe, 1F1B and ZB-H1 under the certified plans, and what a cut backward pass costs here.
+"""Gain of a schedule: GPipe, 1F1B and ZB-H1 under the certified plans, and the cost of a cut backward pass here.
 
 ``plans``: networks of a scenario, one round each; the certified plan of each cluster runs under every schedule on the
 event simulator, with half of a backward pass for the weights, and with none of it (frozen weights under adapters).
@@ -20,17 +20,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from client_pipeline.partition import transformer
-from client_pipeline.partition.families import build_parts
-from client_pipeline.partition.micro_batches import StepId
+from client_pipeline.families import transformer
+from client_pipeline.families.families import build_parts
+from client_pipeline.partition.dropout_seed import StepId
 from client_pipeline.partition.parts import block_weights
 from client_pipeline.partition.spec import LoraConfig
-from client_pipeline.runtime.moved_block import MovedBlock
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.schedules import SCHEDULES
-from client_pipeline.runtime.stage import Stage
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from client_pipeline.runtime.stage.moved_block import MovedBlock
+from client_pipeline.runtime.stage.stage import Stage
 from client_pipeline.system.scenario import load_scenario
-from flower_app.experiments.results import write_table
+from client_pipeline.timetable.schedules import SCHEDULES
+from experiments.base.results import write_table
 from strategies.planning.planner import RoundPlanner
 from strategies.planning.policies import DSSDA
 from strategies.planning.schedule_choice import simulated_seconds

@@ -1,4 +1,4 @@
-"""What does the server's process hold of its head? A round as the server has it, without clusters.
+"""Memory of the server's process for its head: a round as the server has it, without clusters.
 
 The run is prepared as ``collapipe run`` does, its head takes a step on random activations of every cluster, and the
 round is scored, committed and saved. Printed is private memory (USS) at the end of each stage and at its peak, imports
@@ -21,11 +21,11 @@ from pathlib import Path
 import psutil
 import torch
 
-from client_pipeline.partition.families import adapter
-from client_pipeline.partition.micro_batches import StepId
+from client_pipeline.families.registry import family_named
+from client_pipeline.partition.dropout_seed import StepId
 from client_pipeline.partition.parts import own_parameters, target_weight, targets
-from client_pipeline.runtime.decoder_update import Contribution, HeadTrainer
-from client_pipeline.runtime.verification import random_batch
+from client_pipeline.runtime.control_unit.verification import random_batch
+from client_pipeline.runtime.stage.decoder_update import Contribution, HeadTrainer
 from flower_app.config.sources import load_config
 from flower_app.runs.run_directory import claim_run_directory
 from flower_app.training.global_models import GlobalModels
@@ -64,7 +64,7 @@ def train(run: PreparedRun, trainer: HeadTrainer, clusters: int, micro_batches: 
     """Take one step of the head with ``clusters`` batches of random activations."""
     spec, config = run.prepared_task.spec, run.config
     batch = random_batch(spec, config.batch_size, config.data.max_length)
-    hidden_BTD = torch.randn(*batch["input_ids"].shape, adapter(spec.family).width(spec))
+    hidden_BTD = torch.randn(*batch["input_ids"].shape, family_named(spec.family).width(spec))
     weight = target_weight(targets(batch))
     for cluster in range(clusters):
         step = StepId(seed=0, round=1, step=1, cluster=cluster)

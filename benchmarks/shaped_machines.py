@@ -30,17 +30,17 @@ import numpy as np
 import torch
 from adaptation_stories import TRUE_SPEED, Truth, idle, without
 
-from client_pipeline.partition.micro_batches import StepId
+from client_pipeline.partition.dropout_seed import StepId
 from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
-from client_pipeline.runtime.device import StepReport
-from client_pipeline.runtime.meeting_point import MeetingPoint
-from client_pipeline.runtime.node_tls import NodeTls
-from client_pipeline.runtime.pacing import Pace, StagePace
-from client_pipeline.runtime.round_times import round_times
-from client_pipeline.runtime.stage import DoneAction, StepOrder, run_actions
-from client_pipeline.runtime.step_outcome import StepOutcome
-from client_pipeline.runtime.tls_transport import TlsTransport
-from client_pipeline.runtime.transport import BACKWARD, FORWARD, GroupAddress
+from client_pipeline.runtime.control_unit.round_report import round_times
+from client_pipeline.runtime.devices.device import StepReport
+from client_pipeline.runtime.devices.step_outcome import StepOutcome
+from client_pipeline.runtime.stage.stage import DoneAction, StepOrder, run_actions
+from client_pipeline.runtime.transport.meeting_point import MeetingPoint
+from client_pipeline.runtime.transport.node_tls import NodeTls
+from client_pipeline.runtime.transport.tls_transport import TlsTransport
+from client_pipeline.runtime.transport.transport import BACKWARD, FORWARD, GroupAddress
+from client_pipeline.timetable.pacing import Pace, StagePace
 from strategies.dssda.instance import Instance
 from strategies.estimation.cluster_times import DEVICE, LINK, OUTLET
 from strategies.estimation.measured_network import MeasuredNetwork, declared_times
@@ -68,7 +68,7 @@ class IdleStage:
         return gradient
 
     def backward_weights(self, micro_batch: int) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class DelayedTransport:

@@ -34,9 +34,9 @@ import psutil
 from soak_processes import Family
 from soak_report import passed, report, said
 
+from client_pipeline.runtime.control_unit.fault_files import INJECTED
+from client_pipeline.runtime.control_unit.fault_injection import server_dies
 from client_pipeline.runtime.fault_config import FaultConfig
-from client_pipeline.runtime.fault_files import INJECTED
-from client_pipeline.runtime.fault_injection import server_dies
 
 RATES = {"device": 0.10, "cluster": 0.05, "stream": 0.02, "freeze": 0.02, "partition": 0.03}
 POLL_S, SAMPLE_S, SAY_S = 0.1, 3.0, 30.0
@@ -93,7 +93,7 @@ class Soaked:
 
     @property
     def finished(self) -> bool:
-        """Whether the run wrote that it is done."""
+        """Tell whether the run wrote that it is done."""
         summary = self.run_dir / "summary.json"
         return summary.exists() and json.loads(summary.read_text())["status"] == "finished"
 

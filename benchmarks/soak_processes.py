@@ -23,7 +23,7 @@ class Sample:
 
     processes: int
     uss: int
-    """What each has to itself, in all [byte]."""
+    """Memory that belongs to each process alone, in all [byte]."""
     rss: int
     """Resident, in all; what they share counts once for each [byte]."""
 

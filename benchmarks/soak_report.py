@@ -1,4 +1,4 @@
-"""What the files of a soak say: faults injected against faults recorded, recovery times, memory, metrics."""
+"""Summary of a soak's files: faults injected against faults recorded, recovery times, memory, metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from client_pipeline.runtime.fault_files import read_injected
+from client_pipeline.runtime.control_unit.fault_files import read_injected
 
 INJECTED_KINDS = ("device", "cluster", "stream", "freeze", "partition", "server")
 METRIC_POINTS, GROWTH = 2.0, 0.05
@@ -86,7 +86,7 @@ def count(injected: Sequence[Json], recorded: Sequence[Json], restarts: Sequence
 
 
 def _told_apart(recorded: Sequence[tuple[Any, ...]], injected: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """What was recorded, with cuts that no fault of kind ``stream`` explains as the partitions that they are."""
+    """Return the records; cuts that no fault of kind ``stream`` explains count as the partitions that they are."""
     spare, keys = Counter(recorded) - Counter(injected), list(recorded)
     for partition in (key for key in injected if key[0] == "partition"):
         cut = ("stream", *partition[1:])
@@ -230,7 +230,7 @@ def _row(fault: str, batches: Sequence[float], ends: Sequence[float]) -> Json:
 
 
 def problems(found: Json, ends: Sequence[Json], num_rounds: int) -> Iterable[str]:
-    """What is not as it should be."""
+    """Return what is wrong."""
     summary = found["summary"]
     if summary["rounds_finished"] != num_rounds:
         yield f"{summary['rounds_finished']} of {num_rounds} rounds finished"
@@ -252,5 +252,5 @@ def problems(found: Json, ends: Sequence[Json], num_rounds: int) -> Iterable[str
 
 
 def passed(found: Json) -> bool:
-    """Whether nothing is wrong."""
+    """Tell whether nothing is wrong."""
     return not found["problems"]

@@ -41,9 +41,9 @@ PROCESSES = {
     "raylet/raylet": "Ray's head",
     "ray::ClientAppActor": "Flower's workers",
 }
-"""What a command line holds when a phase has ended, and the phase."""
+"""Words of a command line when a phase has ended, and the phase."""
 LINES = {"trains on": "set-up", "[ROUND 1": "strategy"}
-"""What Flower's log says when a phase has ended, and the phase."""
+"""Words of Flower's log when a phase has ended, and the phase."""
 ROUND = "round 1"
 
 

@@ -30,7 +30,7 @@ import psutil
 
 POLL_S = 0.02
 ROUNDS = "[0-9]*/rounds.jsonl"
-"""Of a run, in the folder of the runs, where ``latest`` leads to the same file."""
+"""Log of a run, in the folder of the runs, where ``latest`` leads to the same file."""
 PATIENCE_S = 1800.0
 # Ray starts its workers with niceness 15: beside any other load only a part of the run would wait.
 ENVIRONMENT = {"RAY_worker_niceness": "0"} | os.environ
@@ -43,7 +43,7 @@ PROCESSES = {
     "flower": "SuperLink",
     "collapipe": "command",
 }
-"""What a command line holds, the first of them, and whose it is."""
+"""Words of command lines, the first that fits, and the owner."""
 
 
 class TimedRounds:
@@ -114,7 +114,10 @@ chosen = task(config.task)
 prepared = chosen.prepare(config.data, config.model, config.seed, num_clusters=1)
 prepared = replace(prepared, spec=config.adapted(prepared.spec))
 data = chosen.cluster_data(config.data, prepared.tokenizer_json, 0, 1, config.seed)
-training = CentralTraining(prepared.build(config.seed), [data], config.optimizer, {samples // steps}, config.seed)
+training = CentralTraining(
+    prepared.build(config.seed), [data], config.optimizer, {samples // steps}, config.seed,
+    recompute=config.recomputes,
+)
 walls, cpus = [], []
 for _ in range(8):
     wall, cpu = time.perf_counter(), time.process_time()

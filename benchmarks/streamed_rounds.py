@@ -1,4 +1,4 @@
-"""How much does Eq. (11) overstate a round? The printed sum beside a round whose activations stream up.
+"""Excess of Eq. (11) over a streamed round: the printed sum beside a round whose activations stream up.
 
 ``dssda``'s plans for the scenarios in which activations go up; the round's delay with event-simulated pipelines as the
 sum of its parts, and as the system runs it: uplink, decoder and downlink beside the pipeline.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from client_pipeline.system.scenario import load_scenario
-from flower_app.experiments.results import write_table
+from experiments.base.results import write_table
 from strategies.planning.dry_run import plan_rounds
 from strategies.planning.policies import DSSDA
 

@@ -16,7 +16,7 @@ from strategies.estimation.cluster_times import DEVICE, LINK, OUTLET, STREAM
 from strategies.estimation.measured_network import MeasuredNetwork
 
 LARGEST = ("regret_worst", "rounds_until_found", "seconds_until_found", "replans", "trials", "false_replans")
-"""Of several seeds the largest counts; of all else, the mean."""
+"""Columns whose largest value over the seeds counts; of all else, the mean."""
 
 
 class SyntheticCluster:

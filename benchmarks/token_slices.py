@@ -1,4 +1,4 @@
-"""What do token slices gain where the batch bounds m? A causal model at T = 512, S = 4, b = 4, on the virtual clock.
+"""Gain of token slices where the batch bounds m: a causal model at T = 512, S = 4, b = 4, on the virtual clock.
 
 ``steps``: networks of a scenario. The best plan without slices is sought over every m and schedule: for each m the
 certified segments of least pipeline time, each under every schedule that fits the devices' memory, by the event
@@ -23,19 +23,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from client_pipeline.partition.families import adapter, build_parts
-from client_pipeline.partition.hugging_face import sized_config, spec_from_config
-from client_pipeline.partition.micro_batches import StepId
+from client_pipeline.families.families import build_parts
+from client_pipeline.families.hugging_face import sized_config, spec_from_config
+from client_pipeline.families.registry import family_named
+from client_pipeline.partition.dropout_seed import StepId
 from client_pipeline.partition.parts import block_weights
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.partition.spec import CAUSAL_LM, LoraConfig, ModelSpec
-from client_pipeline.runtime.moved_block import MovedBlock
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.stage import Stage, StepOrder
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from client_pipeline.runtime.stage.moved_block import MovedBlock
+from client_pipeline.runtime.stage.stage import Stage, StepOrder
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.costs import model_costs
 from client_pipeline.system.scenario import Scenario, load_scenario
-from flower_app.experiments.results import write_table
+from experiments.base.results import write_table
 from strategies.dssda.instance import Instance
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import round_instance
@@ -129,7 +130,7 @@ def step_rows(networks: int, seeds: int) -> Iterator[dict[str, Any]]:
                     scenario = load_scenario(name, seed)
                     settings = replace(
                         scenario.planner,
-                        num_blocks=adapter(spec.family).num_blocks(spec),
+                        num_blocks=family_named(spec.family).num_blocks(spec),
                         batch_size=BATCH_SIZE,
                         max_micro_batches=BATCH_SIZE,
                         energy="none",
@@ -176,7 +177,7 @@ def pass_rows(repeats: int) -> Iterator[dict[str, Any]]:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Of each setting: networks, in how many the step is shorter, by how much, and the numbers of slices taken."""
+    """Summarise each setting: networks, shorter steps, the gain, and the numbers of slices taken."""
     for key in dict.fromkeys((row["scenario"], row["weights"], row["overhead_s"]) for row in rows):
         some = [row for row in rows if (row["scenario"], row["weights"], row["overhead_s"]) == key]
         changes = [row["change"] for row in some]

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, distributed as dist, nn
 
-from client_pipeline.partition.families import build_parts
+from client_pipeline.families.families import build_parts
 from client_pipeline.partition.spec import ModelSpec
-from client_pipeline.runtime.memory import keep_freed_memory
+from client_pipeline.runtime.stage.memory import keep_freed_memory
 
 STEP_TIMEOUT_S = 60.0
 """A step that does not end within this time has failed."""
@@ -25,7 +25,7 @@ START_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What all contenders run: the same model, batch and micro-batches."""
+    """Common work of all contenders: the same model, batch and micro-batches."""
 
     spec: ModelSpec
     segments: tuple[int, ...]
@@ -34,7 +34,7 @@ class Case:
     length: int
     num_micro_batches: int
     schedule: str = "gpipe"
-    """Of :data:`client_pipeline.runtime.schedules.SCHEDULES`; torch has them, too."""
+    """Name in :data:`client_pipeline.timetable.schedules.SCHEDULES`; torch has them, too."""
 
     def input_ids(self) -> Tensor:
         """Tokens [B, T] without padding."""

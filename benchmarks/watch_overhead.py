@@ -1,4 +1,4 @@
-"""What does it cost a round to be watched? Rounds with the page and a scrape each second, and without, in turns.
+"""Cost of a watched round: rounds with the page and a scrape each second, and without, in turns.
 
 One run goes on; blocks of its rounds take turns. In a watched one `collapipe watch` is asked for what Prometheus and a
 page ask for: `/metrics` each second, `/state` each 0.4 s. In the others it stands still (SIGSTOP). Its

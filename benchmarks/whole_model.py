@@ -10,9 +10,9 @@ from multiprocessing.connection import Connection
 import torch
 from torch_peer import START_TIMEOUT_S, STEP_TIMEOUT_S, Case, trivial_loss
 
-from client_pipeline.partition.families import build_parts
+from client_pipeline.families.families import build_parts
 from client_pipeline.partition.plan import micro_batch_sizes
-from client_pipeline.runtime.memory import keep_freed_memory
+from client_pipeline.runtime.stage.memory import keep_freed_memory
 
 
 class WholeModel:

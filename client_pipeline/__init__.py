@@ -1,4 +1,4 @@
-"""What one cluster computes and what it costs: partition, pipeline runtime, system model, decoder link.
+"""Work of one cluster and its costs: partition, pipeline runtime, system model, decoder link.
 
 This package knows no Flower. Ray is imported only in :mod:`client_pipeline.runtime`.
 """

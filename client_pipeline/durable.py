@@ -1,4 +1,4 @@
-"""The one door to the disk for what a run goes on from: after a crash a file or folder is there whole, or not at all.
+"""Writing of the files that a run continues from: after a crash a file or folder is complete, or absent.
 
 A write goes aside, is synced, and gets its name in one step; the folder is synced after it. All operations are those
 of :class:`Disk`, so that tests can record them, cut the record anywhere, and let any of them fail.
@@ -7,16 +7,17 @@ of :class:`Disk`, so that tests can record them, cut the record anywhere, and le
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
+import re
+import secrets
 import shutil
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
+from threading import Lock, Thread
 
 FileWriter = Callable[[Path], object]
 """Writes a new file at a path."""
-
-_numbers = itertools.count()
 
 
 class Disk:
@@ -64,7 +65,14 @@ class Disk:
 
 
 disk = Disk()
-"""Where everything goes."""
+"""The disk that everything is written to."""
+
+
+def paths_of_rounds(folder: Path, suffix: str = "") -> dict[int, Path]:
+    """Return the files or folders ``round-000007`` in a folder by their number, in its order."""
+    names = re.compile(r"round-(\d{6,})" + re.escape(suffix))
+    matches = ((names.fullmatch(path.name), path) for path in folder.glob("round-*"))
+    return dict(sorted((int(match.group(1)), path) for match, path in matches if match))
 
 
 def write_file(path: Path, write: FileWriter, *, lasting: bool = True, mode: int = 0o644) -> Path:
@@ -86,8 +94,8 @@ def write_file(path: Path, write: FileWriter, *, lasting: bool = True, mode: int
         disk.rename(temporary_file, path)
     except BaseException as error:
         disk.remove(temporary_file)
-        if isinstance(error, OSError) and str(error.filename) == str(temporary_file):
-            # What lies aside is a name that nobody has given.
+        if isinstance(error, OSError) and error.filename in (None, str(temporary_file)):
+            # The user does not know the temporary name, and a full disk names no file at all.
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     if lasting:
@@ -150,8 +158,27 @@ def check_new_folder(folder: Path) -> None:
         )
 
 
+def check_not_input(option: str, out: Path, *inputs: Path) -> None:
+    """Refuse to write a file over one of its inputs, also under another name.
+
+    Parameters
+    ----------
+    option : that names ``out``, for the message
+    out : is written
+    inputs : are read; those that are not there are none
+
+    Raises
+    ------
+    ValueError
+        Naming both.
+    """
+    for path in inputs:
+        if out.exists() and path.exists() and out.samefile(path):
+            raise ValueError(f"{option}: {out}: is the file that is read, {path}; name another, for it would be lost")
+
+
 def adopt_folder(temporary_folder: Path, folder: Path) -> Path:
-    """Give a folder of files that lies beside it the name of one that is not there, or empty, in one step."""
+    """Rename a folder beside it to a folder that is absent or empty, in one step."""
     for path in (*temporary_folder.rglob("*"), temporary_folder):
         disk.sync(path)
     disk.rename(temporary_folder, folder)
@@ -207,11 +234,54 @@ def remove_leftovers(folder: Path) -> None:
         disk.remove(leftover)
 
 
+_DIGEST_BYTES = 8 << 20
+"""Read at a time: between reads a thread waits for the others' turns, and a large file has many."""
+
+
 def file_digest(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    digest, buffer = hashlib.sha256(), bytearray(_DIGEST_BYTES)
+    with path.open("rb", buffering=0) as file:
+        while size := file.readinto(buffer):
+            digest.update(memoryview(buffer)[:size])
+    return digest.hexdigest()
+
+
+def file_identity(path: Path) -> tuple[int, ...]:
+    """Return device, number, size and time of change: they stay as long as the file does."""
+    status = os.stat(path)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def begin_digest(path: Path) -> Future[str]:
+    """Compute a file's SHA-256 in a thread, once in a process as long as the file does not change."""
+    key = (path.resolve(), file_identity(path))
+    with _LOCK:
+        if key not in _DIGESTS:
+            _DIGESTS[key] = digest = Future[str]()
+            Thread(target=_compute, args=(key, digest), daemon=True, name="digest").start()
+        return _DIGESTS[key]
+
+
+def checked_digest(path: Path) -> str:
+    """Return the digest of :func:`begin_digest`, once it is there."""
+    return begin_digest(path).result()
+
+
+_LOCK = Lock()
+_DIGESTS: dict[tuple[Path, tuple[int, ...]], Future[str]] = {}
+
+
+def _compute(key: tuple[Path, tuple[int, ...]], digest: Future[str]) -> None:
+    try:
+        digest.set_result(file_digest(key[0]))
+    except Exception as error:  # noqa: BLE001 (whoever waits is told, whatever it is)
+        # Whoever asks again reads again.
+        with _LOCK:
+            del _DIGESTS[key]
+        digest.set_exception(error)
 
 
 def _temporary_path(path: Path) -> Path:
-    return path.with_name(f".{path.name}.aside-{os.getpid()}-{next(_numbers)}")
+    # In a shared folder, another user could place a link under a name that can be guessed.
+    return path.with_name(f".{path.name}.aside-{secrets.token_hex(8)}")

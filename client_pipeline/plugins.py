@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Iterable
 
 
 def class_named(key: str, name: str, kind: type) -> type:
@@ -42,8 +43,13 @@ def class_named(key: str, name: str, kind: type) -> type:
     return named
 
 
+def is_within(module: str, allowed: Iterable[str]) -> bool:
+    """Return whether a module is one of ``allowed``, or lies in one of these packages."""
+    return any(module == name or module.startswith(f"{name}.") for name in allowed)
+
+
 def _misfit(named: type, kind: type) -> str:
-    """What keeps a class from being one of the kind; empty if nothing does."""
+    """Return the reason why a class is not of the kind; empty if it is."""
     absent = set(getattr(named, "__abstractmethods__", ()))
     if getattr(kind, "_is_protocol", False):
         members = {*vars(kind), *inspect.get_annotations(kind)}

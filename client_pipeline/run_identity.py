@@ -1,4 +1,4 @@
-"""Which run a file belongs to, and a JSON file that says whether it is whole."""
+"""Identity of the run that a file belongs to, and JSON with its own digest."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import secrets
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from client_pipeline.documents import json_value
 
 
 class RunIdentity(NamedTuple):
@@ -42,7 +44,7 @@ def unsealed(text: str) -> dict[str, Any]:
     ValueError
         If the text is torn or changed, or was never sealed.
     """
-    sealed = json.loads(text)
+    sealed = json_value(text)
     if not isinstance(sealed, dict) or sealed.keys() != {"sha256", "value"} or not isinstance(sealed["value"], dict):
         raise ValueError("expected an object with its SHA-256, found other JSON")
     value: dict[str, Any] = sealed["value"]

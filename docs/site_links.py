@@ -5,7 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-_TARGETS = (r"\.\./[^)]*", r"results/[^)#]*\.(?:json|jsonl|csv)", r"results/[^)#.]*/?", r"notebooks/[^)]*")
+_TARGETS = (
+    r"\.\./(?!\.\./[\w-]+\.md|[\w-]+/README\.md)[^)]*",
+    r"[^)#:]*\.(?:json|jsonl|csv)",
+    r"results/[^)#.]*/?",
+    r"notebooks/[^)]*",
+)
+"""Files outside ``docs``, rows of figures, folders and notebooks; of a figure's page also those that lie beside it."""
 _OUTSIDE = re.compile(rf"\[([^\]]*)\]\((?:{'|'.join(_TARGETS)})\)")
 
 

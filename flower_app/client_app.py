@@ -1,6 +1,6 @@
-"""The Flower client: one node is one control unit. It hands each message to the control unit's actor.
+"""Flower client app of one node, which is one control unit: it hands each message to the control unit's actor.
 
-A simulation has as many of these processes as clusters that train at once: nothing here imports torch.
+A simulation runs many of these processes at once: nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -16,58 +16,59 @@ from typing import Any, cast
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
 from numpy.typing import NDArray
 
 from client_pipeline.link.address import DecoderAddress
 from client_pipeline.partition.spec import ModelSpec, is_outside
 from client_pipeline.run_identity import RunIdentity
-from client_pipeline.runtime import fault_files
-from client_pipeline.runtime.actors import (
+from client_pipeline.runtime.control_unit import fault_files
+from client_pipeline.runtime.control_unit.actors import (
     ControlUnitAbsent,
     ControlUnitError,
     ControlUnitLost,
+    begin_round,
+    collect_round,
     restart_control_unit,
     start_control_unit,
     train_round,
     workers_at_once,
 )
-from client_pipeline.runtime.arrangement import Arrangement
-from client_pipeline.runtime.faults import FaultRecord
-from client_pipeline.runtime.machine import machine_facts
-from client_pipeline.runtime.placement import Placement
-from client_pipeline.runtime.round_order import ClusterSetup, RoundOrder, RoundResult
+from client_pipeline.runtime.control_unit.round_order import ClusterSetup, HandOver, RoundOrder, RoundResult
+from client_pipeline.runtime.ray.arrangement import Arrangement
+from client_pipeline.runtime.ray.machine import machine_facts
+from client_pipeline.runtime.ray.placement import Placement
+from client_pipeline.runtime.transport.faults import FaultRecord
 from flower_app.config.run_config import RunConfig
 from flower_app.error_text import error_text
 from flower_app.node import kept_setup
-from flower_app.node.client_mods import chosen_mods, packed_mod
 from flower_app.node.config import NodeConfig
 from flower_app.node.own_plans import own_plan, replan_of_node
 from flower_app.node.round_notes import noted_round
-from flower_app.node.simulated_clients import let_all_clients_run
+from flower_app.node.taken_model import refuse_while_serving, take_model
 from flower_app.runs.run_directory import CLUSTERS, RUN_NAME
 from flower_app.runs.run_inputs import data_digest
 from flower_app.training.cluster_data import load_cluster_data
 from strategies.clusters import ClusterState
-from strategies.flower_internals import ErrorCode, log
-from strategies.grid.parcels import unpack_message
+from strategies.flower_names import CLIENT_APP_RAISED_EXCEPTION, ClientAppCallable, Mod, log
+from strategies.grid.parcels import packed_messages, unpack_message
 from strategies.records import (
     ARRAYS,
     BASE_KEY,
     CONFIG,
     PULL_KEY,
-    TrainOrder,
     failure_reason,
     read_train_config,
     reply_content,
     to_numpy,
+    under_way,
 )
 
 STATE = "collapipe"
 """Record of this app in a node's state."""
-_STATE_DIR = "~/.collapipe"
-"""Folder of a node that names none."""
+_COLLECT_S = 1.0
+"""Time that a message waits for the result of a round that is under way [s]."""
 
-let_all_clients_run()
 app = ClientApp()
 
 
@@ -83,24 +84,35 @@ def answer_setup(message: Message, context: Context) -> Message:
     except (ValueError, FileNotFoundError) as error:
         # The user's mistake: an answer of its own, because Flower would give the server a traceback.
         answer = {"error": str(error)}
+    return _json_reply(answer, message)
+
+
+@app.query("serve")
+def answer_serving(message: Message, context: Context) -> Message:
+    """Hand a trained model to the door of this box, or let the door close."""
+    try:
+        unpack_message(message)
+        config, node = _read(context)
+        values = json.loads(str(message.content.config_records[CONFIG]["json"]))
+        answer = take_model(config, node, values, to_numpy(message.content.array_records[ARRAYS]))
+    except (OSError, ValueError) as error:
+        answer = {"error": str(error)}
+    return _json_reply(answer, message)
+
+
+def _json_reply(answer: Mapping[str, Any], message: Message) -> Message:
     return Message(RecordDict({CONFIG: ConfigRecord({"json": json.dumps(answer)})}), reply_to=message)
 
 
 def _read(context: Context) -> tuple[RunConfig, NodeConfig]:
-    """The run's configuration and the node's, whose owner allows the classes that the run names."""
+    """Return the run's configuration and the node's; refuse classes that the node's owner has not allowed."""
     node = NodeConfig.read(context.node_config)
     node.check_classes(context.run_config)
     return RunConfig.as_sent(context.run_config), node
 
 
 def _spec(text: str, config: RunConfig) -> ModelSpec:
-    """The model's specification; a class that it names is the configuration's, which has been looked at.
-
-    Raises
-    ------
-    ValueError
-        If it is another one.
-    """
+    """Return the model's specification; a class that it names must be that of the checked configuration."""
     spec = ModelSpec.from_json(text)
     if is_outside(spec.family) and spec.family != config.model.family:
         raise ValueError(
@@ -116,10 +128,13 @@ def _setup(
     cluster, num_clusters = node.cluster, int(setup_values["num-clusters"])
     if cluster >= num_clusters:
         return {"unused": cluster}
+    refuse_while_serving(node)
     declared = ClusterState.from_dict(json.loads(setup_values["network"])[cluster])
     state = replace(declared, node_id=node_id, devices=node.devices(declared.devices))
     folder = node_folder(config, node, str(setup_values["run-name"]))
-    described = start_control_unit(_cluster_setup(context, node, setup_values, sent, folder, len(state.devices)))
+    described = start_control_unit(
+        _cluster_setup(context, config, node, setup_values, sent, folder, len(state.devices))
+    )
     # Not before: a control unit that another run needs would start again with it.
     kept_values = {**setup_values, "num-blocks": described["num_blocks"]}
     # Worth nothing from round 1 on; what was pulled with it is in the node's cache.
@@ -157,13 +172,7 @@ def _keep(context: Context, setup_values: Mapping[str, Any], state: ClusterState
 
 
 def _setup_record(context: Context, config: RunConfig, node: NodeConfig, run_name: str) -> ConfigRecord:
-    """What rounds need of the set-up; a SuperNode that was started again reads it from the node's folder.
-
-    Raises
-    ------
-    RuntimeError
-        If this node has never been set up for the run.
-    """
+    """Return what rounds need of the set-up; a SuperNode that was started again reads it from the node's folder."""
     if STATE in context.state:
         return context.state.config_records[STATE]
     if not run_name:
@@ -183,30 +192,36 @@ def _setup_record(context: Context, config: RunConfig, node: NodeConfig, run_nam
 
 def _cluster_setup(
     context: Context,
+    config: RunConfig,
     node: NodeConfig,
     setup_values: Mapping[str, Any],
     sent: Mapping[str, NDArray[Any]],
     folder: Path,
     num_devices: int,
 ) -> ClusterSetup:
-    config, num_clusters = RunConfig.as_sent(context.run_config), int(setup_values["num-clusters"])
-    flat_config = node.run_config(context.run_config)
+    node_config, pull_from = node.run_config(config), str(setup_values.get(PULL_KEY, ""))
+    placement = _placement(node, num_devices, setup_values)
+    if config.runtime.memory_limit != "none":
+        # Each device's own process is held to what the network says of its memory.
+        declared = ClusterState.from_dict(json.loads(str(setup_values["network"]))[node.cluster])
+        limits = tuple(device.memory for device in node.devices(declared.devices))
+        placement = replace(placement, device_memory=limits)
     return ClusterSetup(
         run=str(context.run_id),
         cluster=node.cluster,
         spec=_spec(setup_values["spec"], config).of_cluster(node.cluster),
         optimizer=config.optimizer,
-        runtime=config.runtime,
+        runtime=replace(config.runtime, recompute="always" if config.recomputes else "never"),
         seed=config.seed,
         batch_size=config.batch_size,
         local_steps=config.local_steps,
         gradient_accumulation=config.gradient_accumulation,
         load_data=partial(
             load_cluster_data,
-            flat_config,
+            node_config,
             setup_values["tokenizer"],
             node.cluster,
-            num_clusters,
+            int(setup_values["num-clusters"]),
             tuple(json.loads(str(setup_values.get("data-shares", "[]")))),
         ),
         compression=config.compression,
@@ -214,8 +229,8 @@ def _cluster_setup(
         frozen=sent,
         base=str(setup_values.get(BASE_KEY, "")),
         base_source=node.model_path,
-        weight_cache=Path(node.state_dir or _STATE_DIR).expanduser() / "weights",
-        pull_from=_pull_address(str(setup_values.get(PULL_KEY, ""))),
+        weight_cache=node.weight_cache,
+        pull_from=DecoderAddress.from_dict(json.loads(pull_from)) if pull_from else None,
         certificates=node.certificates,
         checkpoints=folder if config.checkpoint_every else None,
         folder=folder,
@@ -223,14 +238,14 @@ def _cluster_setup(
         checkpoint_every=max(config.checkpoint_every, 1),
         resume_round=int(setup_values["resume-round"]),
         identity=RunIdentity(str(setup_values.get("run-identity", "")), str(setup_values.get("config-identity", ""))),
-        data=data_digest(RunConfig.as_sent(flat_config).data, node.cluster),
-        placement=_limited(_placement(node, num_devices, setup_values), config, node, setup_values),
+        data=data_digest(node_config.data, node.cluster),
+        placement=placement,
         faults=config.faults,
     )
 
 
 def node_folder(config: RunConfig, node: NodeConfig, run_name: str) -> Path:
-    """Where a node keeps its control unit's set-up and its part of the checkpoints.
+    """Return the folder of a node's set-up and of its part of the checkpoints.
 
     In the run directory where server and node share a machine: the configuration names it, or Flower simulates. Else
     below the node's ``state-dir`` (``~/.collapipe`` by default): on an edge box the server's folders are not there.
@@ -246,11 +261,7 @@ def node_folder(config: RunConfig, node: NodeConfig, run_name: str) -> Path:
     if not node.state_dir and (config.run_dir or node.simulated):
         run_dir = Path(config.run_dir) if config.run_dir else Path(config.runs_dir).expanduser() / run_name
         return run_dir.resolve() / CLUSTERS / cluster_name
-    return Path(node.state_dir or _STATE_DIR).expanduser() / run_name / cluster_name
-
-
-def _pull_address(text: str) -> DecoderAddress | None:
-    return DecoderAddress.from_dict(json.loads(text)) if text else None
+    return node.folder / run_name / cluster_name
 
 
 @app.train()
@@ -261,16 +272,18 @@ def answer_training(message: Message, context: Context) -> Message:
     """
     try:
         return packed_mod(message, context, partial(chosen_mods, call_next=_train))
+    except RoundUnderWay:
+        return Message(under_way(), reply_to=message)
     except Exception as error:
         # Left to itself Flower answers with a traceback, or in deployment with no reason at all.
         log(ERROR, "round failed", exc_info=error)
         reason = failure_reason(error_text(error), error.faults if isinstance(error, ControlUnitError) else ())
-        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+        return Message(Error(CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
 def _train(message: Message, context: Context) -> Message:
     config, node = _read(context)
-    order = read_train_config(message.content.config_records[CONFIG])
+    order = read_train_config(message.content.config_records[CONFIG], node.cluster)
     setup_record = _setup_record(context, config, node, order.run)
     spec = _spec(cast(str, setup_record["spec"]), config)
     num_blocks = cast(int, setup_record["num-blocks"])
@@ -286,18 +299,18 @@ def _train(message: Message, context: Context) -> Message:
         block_memory=state.block_memory,
         location=f"round {order.round}: plan of cluster {node.cluster}",
     )
-    round_order = RoundOrder(
-        round=order.round,
-        weights=to_numpy(message.content.array_records[ARRAYS]),
+    arrays = message.content.array_records
+    order = replace(
+        order,
+        # A message that collects a round's result has no weights.
+        weights=to_numpy(arrays[ARRAYS]) if ARRAYS in arrays else {},
         plan=plan,
-        decoder=order.decoder,
-        pace=order.pace,
         replan=replan_of_node(context.run_id, config, node, state, spec, num_blocks, order),
-        counted=order.counted[node.cluster] if node.cluster < len(order.counted) else 0,
     )
     place = _placement(node, len(state.devices), setup_record)
-    train_it = partial(train_round, str(context.run_id), node.cluster, round_order, config.runtime.timeout, place)
-    start_again = partial(_start_again, context, node, len(state.devices), max(config.checkpoint_every, 1))
+    train = train_round if order.hand_over is None else _train_handed_over
+    train_it = partial(train, str(context.run_id), node.cluster, order, config.runtime.timeout, place)
+    start_again = partial(_start_again, context, config, node, len(state.devices))
     folder = Path(str(setup_record["folder"]))
     # Where server and node share a machine the run directory has it all.
     notes_folder = folder if node.state_dir else None
@@ -317,11 +330,34 @@ def _train(message: Message, context: Context) -> Message:
     return Message(content, reply_to=message)
 
 
+class RoundUnderWay(Exception):
+    """The round has been begun, and its result is collected by a later message."""
+
+
+def _train_handed_over(
+    run: str, cluster: int, order: RoundOrder, timeout_s: float, placement: Placement
+) -> RoundResult:
+    """Begin a round, or collect its result; as :func:`train_round` else.
+
+    Raises
+    ------
+    RoundUnderWay
+        Before the round is over.
+    """
+    if order.hand_over is HandOver.COLLECT:
+        result = collect_round(run, cluster, order.round, timeout_s, placement, _COLLECT_S)
+        if result is not None:
+            return result
+    else:
+        begin_round(run, cluster, order, timeout_s, placement)
+    raise RoundUnderWay
+
+
 def _trained_or_started_again(
     train_it: Callable[[], RoundResult],
     start_again: Callable[..., None],
     node: NodeConfig,
-    order: TrainOrder,
+    order: RoundOrder,
     folder: Path,
 ) -> RoundResult:
     """Train; a control unit that was lost before is started again, and one that is lost now for the next round."""
@@ -339,7 +375,10 @@ def _trained_or_started_again(
             give_up(order.decoder, node.certificates, str(lost))
         faults = fault_files.recorded_faults(folder, order.round)
         if faults:
-            faults = [*faults, _lost_record(node.cluster, order.round, str(lost)).to_dict()]
+            record = FaultRecord(
+                kind="cluster", cluster=node.cluster, round=order.round, recovered=False, reason=str(lost)
+            )
+            faults = [*faults, record.to_dict()]
         if not isinstance(lost, ControlUnitAbsent):
             try:
                 start_again(order.round, time.time())
@@ -348,29 +387,17 @@ def _trained_or_started_again(
         raise type(lost)(str(lost), faults or lost.faults) from lost
 
 
-def _lost_record(cluster: int, round_: int, reason: str) -> FaultRecord:
-    return FaultRecord(kind="cluster", cluster=cluster, round=round_, recovered=False, reason=reason)
-
-
 def _start_again(
-    context: Context, node: NodeConfig, num_devices: int, interval: int, round_: int, lost_at: float | None = None
+    context: Context, config: RunConfig, node: NodeConfig, num_devices: int, round_: int, lost_at: float | None = None
 ) -> None:
     """Have a control unit that was lost go on from the newest file that it wrote, up to that of ``round_``."""
     folder = Path(str(context.state.config_records[STATE]["folder"]))
     setup_values, sent = kept_setup.read(folder)
     # Its files have the number of the round that the server commits next.
+    interval = max(config.checkpoint_every, 1)
     setup_values |= {"resume-round": -(-round_ // interval) * interval, "lost-at": lost_at}
     log(WARNING, "cluster %d: starting its control unit again", node.cluster)
-    restart_control_unit(_cluster_setup(context, node, setup_values, sent, folder, num_devices))
-
-
-def _limited(placement: Placement, config: RunConfig, node: NodeConfig, setup_values: Mapping[str, Any]) -> Placement:
-    """Have each device's own process held to what the network says of its memory, where the run asks for it."""
-    if config.runtime.memory_limit == "none":
-        return placement
-    declared = ClusterState.from_dict(json.loads(str(setup_values["network"]))[node.cluster])
-    devices = node.devices(declared.devices)
-    return replace(placement, device_memory=tuple(device.memory for device in devices))
+    restart_control_unit(_cluster_setup(context, config, node, setup_values, sent, folder, num_devices))
 
 
 def _placement(node: NodeConfig, num_devices: int, setup_values: Mapping[str, Any]) -> Placement:
@@ -381,3 +408,26 @@ def _placement(node: NodeConfig, num_devices: int, setup_values: Mapping[str, An
     if not node.ray_address:
         return Placement()
     return Placement(ray_address=node.ray_address, host=node.host, num_devices=num_devices)
+
+
+_CLIPPING: dict[str, Mod] = {"client-fixed": fixedclipping_mod, "client-adaptive": adaptiveclipping_mod}
+
+
+def packed_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Let what follows see the records that were sent; its answer is packed where its order was.
+
+    Raises
+    ------
+    UnfitPack
+        If they cannot be unpacked.
+    """
+    if not unpack_message(message):
+        return call_next(message, context)
+    (reply,) = packed_messages([call_next(message, context)])
+    return reply
+
+
+def chosen_mods(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Pass a message through Flower's mod that ``[privacy]`` names; through none by default."""
+    mod = _CLIPPING.get(str(context.run_config.get("privacy.update-mechanism")))
+    return call_next(message, context) if mod is None else mod(message, context, call_next)

@@ -1,6 +1,6 @@
-"""What commands say: words for people to standard error, ``--json`` alone to standard output.
+"""Output of commands: words for people to standard error, ``--json`` alone to standard output.
 
-A reader that went away, as ``head`` does, ends no run: what nobody reads is dropped.
+A closed reader, such as ``head``, ends no run: further output is dropped.
 """
 
 from __future__ import annotations

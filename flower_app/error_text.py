@@ -1,4 +1,4 @@
-"""What is said of an error: a mistake of the user's in its own words, anything unexpected with its type and place."""
+"""Texts of errors: a user's mistake in its own words, anything unexpected with its type and place."""
 
 from __future__ import annotations
 
@@ -8,27 +8,25 @@ from pathlib import Path
 
 _PACKAGES = ("client_pipeline", "strategies", "flower_app")
 _PATH_ERRORS = (FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
+_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 _PATH_ERRNOS = (errno.ENAMETOOLONG, errno.EROFS)
 
 
 def error_text(error: BaseException, log: Path | str = "") -> str:
-    """Describe an error in one line.
+    """Describe an error in one line; ``log``, which has its traceback, is named if the error is unexpected.
 
     Messages that our own code raises as ``ValueError``, ``FileNotFoundError`` or ``RuntimeError`` are sentences, and
     stand alone. The text of any other, such as the ``1`` of a missing key, says nothing by itself.
-
-    Parameters
-    ----------
-    error : was caught
-    log : file with its traceback; named if the error is unexpected
     """
     frames = traceback.extract_tb(error.__traceback__)
     places = [frame for frame in frames if _package_path(frame.filename)]
     message = str(error)
-    if message and (
-        isinstance(error, ValueError | FileNotFoundError)
-        or (isinstance(error, RuntimeError) and _is_deliberate(frames))
-    ):
+    # A raise line outside libraries has a sentence of ours.
+    is_ours = not frames or (
+        ("site-packages" not in frames[-1].filename or bool(_package_path(frames[-1].filename)))
+        and (frames[-1].line or "").startswith("raise ")
+    )
+    if message and (isinstance(error, ValueError | FileNotFoundError) or (isinstance(error, RuntimeError) and is_ours)):
         return message
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     if places:
@@ -49,13 +47,12 @@ def mistake_text(error: Exception) -> str:
     return str(error) if isinstance(error, ValueError | FileNotFoundError) else ""
 
 
-def _is_deliberate(frames: traceback.StackSummary) -> bool:
-    """Whether the error was raised by a line that says so, and not within a library."""
-    if not frames:
-        return True
-    last = frames[-1]
-    library = "site-packages" in last.filename and not _package_path(last.filename)
-    return not library and (last.line or "").startswith("raise ")
+def full_disk_text(error: Exception) -> str:
+    """Say in one line that a disk is full, or a quota; empty for another error."""
+    if not isinstance(error, OSError) or error.errno not in _FULL_ERRNOS:
+        return ""
+    path = f"{error.filename}: " if error.filename is not None else ""
+    return f"{path}{error.strerror}; make room there, or give another folder (runs-dir, TMPDIR)"
 
 
 def _package_path(file: str) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from client_pipeline import durable
-from client_pipeline.runtime.memory import give_freed_memory_back
+from client_pipeline.runtime.stage.memory import give_freed_memory_back
 from flower_app.config.run_config import RunConfig
 
 _ENDING = ".gguf"
@@ -27,11 +27,11 @@ _MAGIC = b"GGUF"
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedModel:
-    """What was written."""
+    """Result of an import."""
 
     folder: Path
     model_type: str
-    """Of the transformers library: the ``model.family``."""
+    """Model type of the transformers library: the ``model.family``."""
     num_parameters: int
     files: list[str]
 
@@ -40,11 +40,6 @@ def import_gguf(file: Path, folder: Path) -> ImportedModel:
     """Write configuration, tokenizer and float32 weights of a GGUF file, by transformers' own reader.
 
     It needs memory for the model twice, here and once.
-
-    Parameters
-    ----------
-    file : of a causal language model of a supported family
-    folder : where to; it must not exist, or be empty
 
     Raises
     ------
@@ -67,12 +62,12 @@ def import_gguf(file: Path, folder: Path) -> ImportedModel:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from client_pipeline.partition.families import library_adapter
+    from client_pipeline.families.registry import library_family
 
     place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     with _reading(file):
         config = AutoConfig.from_pretrained(**place, trust_remote_code=False)
-    library_adapter(config.model_type, str(file))
+    library_family(config.model_type, str(file))
     with _reading(file):
         model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(**place, trust_remote_code=False)
@@ -94,11 +89,6 @@ def with_gguf_imported(config: RunConfig, say: Callable[[str], None]) -> RunConf
     The folder is made once for a machine's user. Of several processes that need it at a time one makes it; what one
     that was killed has left is removed.
 
-    Parameters
-    ----------
-    config : of a run, on the machine where it starts
-    say : told what is imported, or was
-
     Raises
     ------
     ValueError
@@ -108,7 +98,7 @@ def with_gguf_imported(config: RunConfig, say: Callable[[str], None]) -> RunConf
     if not (file.name.endswith(_ENDING) and file.is_file()):
         return config
     # Not above: a run asks this, and needs torch for nothing else.
-    from client_pipeline.partition.base_weights import WEIGHT_CACHE
+    from client_pipeline.weights.base_weights import WEIGHT_CACHE
 
     cache = Path(WEIGHT_CACHE).expanduser() / "gguf"
     try:
@@ -120,7 +110,7 @@ def with_gguf_imported(config: RunConfig, say: Callable[[str], None]) -> RunConf
             with _alone(cache):
                 if not folder.is_dir():
                     import_gguf(file, folder)
-            # The model was in memory as a whole, and whoever asked goes on.
+            # The whole model was in memory, and this process goes on.
             gc.collect()
             give_freed_memory_back()
     except (OSError, ValueError) as error:
@@ -158,16 +148,24 @@ def _write(model: Any, tokenizer: Any, folder: Path) -> None:
     num_bytes = sum(parameter.nbytes for parameter in model.parameters())
     if (free_bytes := shutil.disk_usage(folder.parent).free) < num_bytes:
         raise _full(folder, num_bytes, f"{free_bytes} are free")
-    temporary_folder = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
-        model.save_pretrained(temporary_folder)
-        tokenizer.save_pretrained(temporary_folder)
-        temporary_folder.chmod(0o755)
-        durable.adopt_folder(temporary_folder, folder)
+        with made_aside(folder) as aside:
+            model.save_pretrained(aside)
+            tokenizer.save_pretrained(aside)
     except (OSError, SafetensorError) as error:
         raise _full(folder, num_bytes, str(error)) from error
+
+
+@contextmanager
+def made_aside(folder: Path) -> Iterator[Path]:
+    """Make a folder whose content appears in one step, when the context ends without an error."""
+    aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    try:
+        yield aside
+        aside.chmod(0o755)
+        durable.adopt_folder(aside, folder)
     finally:
-        shutil.rmtree(temporary_folder, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _full(folder: Path, num_bytes: int, reason: str) -> ValueError:

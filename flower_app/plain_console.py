@@ -10,12 +10,7 @@ from flower_app.console import drop
 
 
 class PlainConsole(Console):
-    """Brackets and colons in names and messages are no commands to it, and a reader that goes away ends nothing.
-
-    Parameters
-    ----------
-    options : of ``rich.console.Console``
-    """
+    """Console without markup in names and messages; a closed reader does not end the program."""
 
     def __init__(self, **options: Any) -> None:
         plain: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from client_pipeline import durable
 from client_pipeline.near_names import did_you_mean
-from flower_app.tasks.tables import csv_line, read_table_rows
-from flower_app.tasks.texts import lines
+from flower_app.tasks.cells import csv_line
+from flower_app.tasks.conversations import ASSISTANT, ChatColumns, Message, check_messages, find_columns
+from flower_app.tasks.corpus import DataConfig
+from flower_app.tasks.tables import read_table_rows
+from flower_app.tasks.texts import ending, lines
 
 _ENDINGS = (".csv", ".tsv", ".jsonl", ".txt")
+_ASKED = ("prompt", "instruction", "question", "query", "problem")
 _USUAL = ("text", "source", "tokens", "sentence", "title")
 PREDICTION = "prediction"
 """The column that is added."""
+PROBABILITY = "p_"
+"""Prefix of the columns of probabilities, before the label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,34 +31,29 @@ class TextRows:
 
     rows: list[dict[str, Any]]
     """Columns by name, those without a header by number; of a text file the column ``text`` alone."""
-    inputs: list[str | list[str]]
-    """What the model is given of each row: a text, or its words where the file has them one by one."""
+    inputs: Sequence[str | list[str] | tuple[str, str] | list[Message]]
+    """Inputs of the model, one a row: a text, its words where the file splits them, a pair of texts, or messages."""
     header: bool
-    """Whether the file names its columns."""
+    """The file names its columns."""
 
 
-def read_text_rows(path: Path, column: str = "") -> TextRows:
+def read_text_rows(path: Path, column: str = "", pair_column: str = "") -> TextRows:
     """Read a ``.csv``, ``.tsv`` or ``.jsonl`` table, or a text file with a text a line.
 
     Parameters
     ----------
     path : the file
     column : of the texts, a name or a number from 0; empty: the only column, or one with a usual name
+    pair_column : of the second texts, for a model of pairs; empty: the model takes one text
 
     Raises
     ------
     ValueError, FileNotFoundError
         Naming file and line, what was found and what was expected.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"--file: {path}: no such file; check the name")
-    if path.suffix not in _ENDINGS:
-        raise ValueError(f"--file: {path}: expected one of {', '.join(_ENDINGS)}, found {path.suffix or 'no ending'}")
     header = not column.isdecimal()
     numbered_rows = _numbered_rows(path, header)
     rows = [row for _, row in numbered_rows]
-    if not rows:
-        raise ValueError(f"--file: {path}: expected rows of texts, found none")
     names = list(dict.fromkeys(name for row in rows for name in row))
     chosen = column or next((name for name in _USUAL if name in names), names[0] if len(names) == 1 else "")
     if chosen not in names:
@@ -60,18 +61,113 @@ def read_text_rows(path: Path, column: str = "") -> TextRows:
             f"--file: {path}: expected the column {chosen or 'text'!r} of texts, found {', '.join(names)}"
             f"{did_you_mean(chosen, names)}; name it with --column"
         )
-    inputs = [
-        _input(row.get(chosen), f"--file: {path}, line {number}: expected a text in the column {chosen!r}, found")
-        for number, row in numbered_rows
-    ]
+    if pair_column and pair_column not in names:
+        raise ValueError(
+            f"--file: {path}: expected the column {pair_column!r} of second texts, as in training, found "
+            f"{', '.join(names)}{did_you_mean(pair_column, names)}"
+        )
+    inputs_by_column = {
+        name: [
+            _input(row.get(name), f"--file: {path}, line {number}: expected a text in the column {name!r}, found")
+            for number, row in numbered_rows
+        ]
+        for name in filter(None, (chosen, pair_column))
+    }
+    inputs: list[str | list[str] | tuple[str, str]] = [*inputs_by_column[chosen]]
+    if pair_column:
+        firsts, seconds = (
+            [value if isinstance(value, str) else " ".join(value) for value in inputs_by_column[name]]
+            for name in (chosen, pair_column)
+        )
+        inputs = [*zip(firsts, seconds, strict=True)]
     return TextRows(rows=rows, inputs=inputs, header=header)
 
 
+def read_question_rows(path: Path, column: str, context: str) -> TextRows:
+    """Read a table of conversations or of questions, or a text file with a question a line.
+
+    Parameters
+    ----------
+    path : the file
+    column : of the conversations or the questions; empty: as in training data
+    context : column of what the questions are about; empty: as in training data
+
+    Returns
+    -------
+    The rows; an input ends with a question: answers behind the last one are left out.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        Naming file and line, what was found and what was expected.
+    """
+    numbered_rows = _numbered_rows(path, header=True)
+    rows = [row for _, row in numbered_rows]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    column, context = (name if name in names else "" for name in (column, context))
+    chats = find_columns({name: [row.get(name) for row in rows] for name in names}, column, "", context)
+    if chats is None:
+        # Questions without answers.
+        column = column or next((name for name in (*_ASKED, *_USUAL) if name in names), "")
+        if not column:
+            raise ValueError(
+                f"--file: {path}: expected a column of messages or questions, found {', '.join(names)}; name it with "
+                "--column"
+            )
+        context = context or next((name for name in ("input", "context") if name in names and name != column), "")
+        chats = ChatColumns(form="", question=column, context=context, system="system" if "system" in names else "")
+    inputs = []
+    for number, row in numbered_rows:
+        place = f"--file: {path}, line {number}"
+        messages = chats.messages(row, place)
+        while messages and messages[-1]["role"] == ASSISTANT:
+            messages.pop()
+        check_messages(messages, place, answered=False)
+        inputs.append(messages)
+    return TextRows(rows=rows, inputs=inputs, header=True)
+
+
 def _numbered_rows(path: Path, header: bool) -> list[tuple[int, dict[str, Any]]]:
-    """Rows with their lines, from 1."""
-    if path.suffix == ".txt":
-        return [(number, {"text": line}) for number, line in enumerate(lines(path, "--file"), 1) if line.strip()]
-    return read_table_rows(path, "--file", header)
+    """Return the rows of a file with their lines; of a text file its column ``text``."""
+    if not path.is_file():
+        raise FileNotFoundError(f"--file: {path}: no such file; check the name")
+    if ending(path) not in _ENDINGS:
+        raise ValueError(f"--file: {path}: expected one of {', '.join(_ENDINGS)}, found {path.suffix or 'no ending'}")
+    if ending(path) == ".txt":
+        numbered_rows = [(i, {"text": line}) for i, line in enumerate(lines(path, "--file"), 1) if line.strip()]
+    else:
+        numbered_rows = read_table_rows(path, "--file", header)
+    if not numbered_rows:
+        raise ValueError(f"--file: {path}: expected rows of texts, found none")
+    return numbered_rows
+
+
+def check_pairs(data: DataConfig, inputs: Sequence[Any]) -> None:
+    """Refuse single texts for a model of pairs, and pairs for a model of texts."""
+    for value in inputs:
+        if isinstance(value, str) == bool(data.pair_column):
+            expected = "a pair (text, second text)" if data.pair_column else "a text"
+            raise ValueError(
+                f"predict: expected {expected}, for data.pair-column is {data.pair_column!r}, found {value!r}"
+            )
+
+
+def typed_inputs(data: DataConfig, texts: list[str]) -> Sequence[Any]:
+    """Return texts from a command line as a model's inputs: for a model of pairs two texts make one.
+
+    Raises
+    ------
+    ValueError
+        If one is left over.
+    """
+    if not data.pair_column:
+        return texts
+    if len(texts) % 2:
+        raise ValueError(
+            f"predict: expected two texts for each input, for data.pair-column is {data.pair_column!r}, found "
+            f"{len(texts)}; write the text and then the second text"
+        )
+    return list(zip(texts[::2], texts[1::2], strict=True))
 
 
 def _input(value: Any, expected: str) -> str | list[str]:
@@ -89,13 +185,7 @@ def _input(value: Any, expected: str) -> str | list[str]:
 
 
 def check_out(path: Path) -> None:
-    """Refuse a file that predictions cannot be written to, before any is made.
-
-    Raises
-    ------
-    ValueError, FileNotFoundError
-        For an ending that is no format, a folder that is not there, or one in the file's place.
-    """
+    """Refuse a file that predictions cannot be written to, before any is made."""
     if path.suffix not in _ENDINGS:
         raise ValueError(f"--out: {path}: expected one of {', '.join(_ENDINGS)}, found {path.suffix or 'no ending'}")
     if not path.parent.is_dir():
@@ -104,7 +194,9 @@ def check_out(path: Path) -> None:
         raise ValueError(f"--out: {path}: expected a file, found a folder; name another file")
 
 
-def write_predictions(path: Path, rows: TextRows, predictions: Sequence[str]) -> None:
+def write_predictions(
+    path: Path, rows: TextRows, predictions: Sequence[str], probabilities: Sequence[Mapping[str, float]] = ()
+) -> None:
     """Write the rows, each with its prediction in a column of its own; the ending decides the format.
 
     Raises
@@ -113,23 +205,23 @@ def write_predictions(path: Path, rows: TextRows, predictions: Sequence[str]) ->
         For an ending that is no format, or a tab or line feed where the format has no place for one.
     """
     check_out(path)
-    filled = [row | {PREDICTION: text} for row, text in zip(rows.rows, predictions, strict=True)]
+    added: list[dict[str, Any]] = [{PREDICTION: text} for text in predictions]
+    for cells, by_label in zip(added, probabilities, strict=bool(probabilities)):
+        cells |= {f"{PROBABILITY}{label}": value for label, value in by_label.items()}
+    filled = [row | cells for row, cells in zip(rows.rows, added, strict=True)]
     if path.suffix == ".jsonl":
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in filled)
     elif path.suffix == ".txt":
         # A line for each row, so that they can be laid side by side.
         text = "".join(f"{' '.join(prediction.splitlines())}\n" for prediction in predictions)
     else:
-        names = [*dict.fromkeys(name for row in rows.rows for name in row if name != PREDICTION), PREDICTION]
+        names = [*dict.fromkeys(name for row in rows.rows for name in row if name not in added[0]), *added[0]]
         table = [names] * rows.header + [[row.get(name, "") for name in names] for row in filled]
-        text = _table_text(path, table)
+        for number, row in enumerate(table, 1):
+            if path.suffix == ".tsv" and any(mark in str(cell) for cell in row for mark in "\t\n"):
+                raise ValueError(
+                    f"--out: {path}, row {number}: a tab or line feed fits no .tsv; write a .csv or .jsonl"
+                )
+        write_row = csv_line if path.suffix == ".csv" else lambda row: "\t".join(map(str, row)) + "\n"
+        text = "".join(map(write_row, table))
     durable.write_text(path, text, lasting=False)
-
-
-def _table_text(path: Path, table: list[list[Any]]) -> str:
-    if path.suffix == ".csv":
-        return "".join(map(csv_line, table))
-    for number, row in enumerate(table, 1):
-        if any(mark in str(cell) for cell in row for mark in "\t\n"):
-            raise ValueError(f"--out: {path}, row {number}: a tab or line feed fits no .tsv; write a .csv or .jsonl")
-    return "".join("\t".join(map(str, row)) + "\n" for row in table)

@@ -1,35 +1,36 @@
-"""``collapipe profile``: a scenario of devices and links as they were measured, for planning on hardware one has.
+"""``collapipe profile``: a scenario of measured devices and links, for planning on existing hardware.
 
 What was not measured, the uplinks to the server and the watts, keeps the values of Table II; the file says which.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import secrets
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from client_pipeline.link.hosts import split_address
-from client_pipeline.partition.families import max_length, num_blocks_of
+from client_pipeline.counted import counted
+from client_pipeline.documents import json_value
+from client_pipeline.durable import check_not_input
+from client_pipeline.families.families import max_length
+from client_pipeline.families.registry import family_named
 from client_pipeline.partition.spec import ModelSpec
-from client_pipeline.runtime.measurement import (
+from client_pipeline.runtime.devices.measurement import (
     DeviceMeasurement,
     LinkMeasurement,
     Measurement,
     PassTimes,
     measure,
 )
-from client_pipeline.system.costs import model_costs
+from client_pipeline.system.costs import model_costs, teb_costs
 from client_pipeline.system.scenario import SCENARIO_FORMAT, Costs, load_scenario
 from client_pipeline.system.units import GIGA, MEGA
-from flower_app.deployment.credentials import DeviceFiles
-from flower_app.deployment.ray_node import cluster_access
+from flower_app.tasks.base import check_least
 from flower_app.verify import model_builder
 
 UPLOAD_BITS = 19e6
@@ -37,6 +38,9 @@ UPLOAD_BITS = 19e6
 
 _LINK_POWER_W = 0.1
 _LINK_GAIN_DB = -30.0
+
+_MOST_COUNT = 100_000
+"""Examples of a batch, and devices, that a scenario may have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,19 +54,22 @@ class ProfileRequest:
     batch_size: int
     """b."""
     devices: int
-    """How many devices each Ray node stands for."""
+    """Devices on each Ray node."""
     address: str
-    """Of a Ray cluster; empty: this machine."""
+    """Address of a Ray cluster; empty: this machine."""
     certs: Path | None = None
     """Folder of a machine of a deployment's cluster, whose Ray is at ``address``."""
     measured: tuple[Path, ...] = ()
-    """What the command printed with ``--json`` on each cluster; empty: this one is measured."""
+    """Files printed by the command with ``--json`` on each cluster; empty: this cluster is measured."""
     out: Path
 
     def __post_init__(self) -> None:
-        for name in ("length", "batch_size", "devices"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')}: expected at least 1, found {getattr(self, name)}")
+        check_least("--", self, length=1, batch_size=1, devices=1)
+        for name in ("batch_size", "devices"):
+            if (value := getattr(self, name)) > _MOST_COUNT:
+                raise ValueError(
+                    f"--{name.replace('_', '-')}: expected at most {_MOST_COUNT:,}, found {value}; lower it"
+                )
         if self.measured and self.address:
             raise ValueError("--measured: nothing is measured with it; expected no --address beside it")
         if self.certs is not None and ":" not in self.address:
@@ -80,15 +87,15 @@ class ProfileRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What came out."""
+    """Result of a profile."""
 
     scenario: Path
     """The file that was written."""
     model: ModelSpec
     costs: Costs
-    """Of the model."""
+    """Costs of the model."""
     measurements: tuple[Measurement, ...]
-    """Of each cluster."""
+    """Measurements of each cluster."""
 
     def to_dict(self) -> dict[str, Any]:
         """The measured figures as JSON values, SI: ``devices`` and ``links``, or ``clusters`` of them."""
@@ -112,7 +119,7 @@ class Profile:
         return {
             "scenario": str(self.scenario),
             "family": self.model.family,
-            "blocks": num_blocks_of(self.model),
+            "blocks": family_named(self.model.family).num_blocks(self.model),
             "forward_flop": flop[0],
             "backward_flop": flop[1],
             **(clusters[0] if len(clusters) == 1 else {"clusters": clusters}),
@@ -129,28 +136,32 @@ def profile(request: ProfileRequest, say: Callable[[str], None] = lambda _: None
     MeasurementError
         If a device could not be measured; nothing is written then.
     """
+    check_not_input("--out", request.out, *request.measured)
     spec = model_builder(request.model, seed=0)().spec
     longest = max_length(spec) or request.length
     if request.length > longest:
         raise ValueError(f"--length: expected at most the model's {longest} positions, found {request.length}")
-    costs = model_costs(spec, sequence_length=request.length, batch_size=request.batch_size)
+    costliest = model_costs(spec, sequence_length=request.length, batch_size=request.batch_size)
+    # Devices run the first TEB alone.
+    first = teb_costs(spec, request.length)
+    costs = replace(costliest, o_f=float(first.forward_flop), o_b=float(first.backward_flop))
     if request.measured:
         clusters = [_read_measured(path, costs, request.batch_size) for path in request.measured]
         measurements = tuple(measured for of_file in clusters for measured in of_file)
     else:
-        with _access(request):
-            measured = measure(
-                spec,
-                length=request.length,
-                batch_size=request.batch_size,
-                devices_per_node=request.devices,
-                address=request.address,
-                say=say,
-            )
+        measured = measure(
+            spec,
+            length=request.length,
+            batch_size=request.batch_size,
+            devices_per_node=request.devices,
+            address=request.address,
+            say=say,
+        )
         measurements = (measured,)
-    text = scenario_text(measurements, costs, blocks=num_blocks_of(spec), batch_size=request.batch_size)
+    num_blocks = family_named(spec.family).num_blocks(spec)
+    text = scenario_text(measurements, costs, costliest, blocks=num_blocks, batch_size=request.batch_size)
     # Not by client_pipeline.durable: load_scenario takes a name that ends in .toml alone for a file.
-    partial = request.out.with_name(f".{request.out.stem}.partial.toml")
+    partial = request.out.with_name(f".{request.out.stem}.{secrets.token_hex(8)}.toml")
     try:
         partial.write_text(text, encoding="utf-8")
         load_scenario(str(partial))
@@ -160,20 +171,19 @@ def profile(request: ProfileRequest, say: Callable[[str], None] = lambda _: None
     return Profile(scenario=request.out, model=spec, costs=costs, measurements=measurements)
 
 
-def _access(request: ProfileRequest) -> AbstractContextManager[None]:
-    if request.certs is None:
-        return nullcontext()
-    # The control unit's own machine measures: its Ray is the head.
-    return cluster_access(DeviceFiles(request.certs), split_address("--address", request.address).bare_host)
-
-
 def _read_measured(path: Path, costs: Costs, batch_size: int) -> list[Measurement]:
     """Read what a cluster's devices were measured to take for the same work."""
     try:
-        figures = json.loads(path.read_text(encoding="utf-8"))
+        figures = json_value(path.read_text(encoding="utf-8"))
         clusters = [
             Measurement(
-                devices=[_device(raw) for raw in cluster["devices"]],
+                devices=[
+                    DeviceMeasurement(
+                        **{item.name: raw[item.name] for item in fields(DeviceMeasurement)}
+                        | {size: PassTimes(**raw[size]) for size in ("small", "large")}
+                    )
+                    for raw in cluster["devices"]
+                ],
                 links=[LinkMeasurement(**raw) for raw in cluster["links"]],
             )
             for cluster in figures.get("clusters") or [figures]
@@ -193,20 +203,17 @@ def _read_measured(path: Path, costs: Costs, batch_size: int) -> list[Measuremen
     return clusters
 
 
-def _device(raw: dict[str, Any]) -> DeviceMeasurement:
-    known = {item.name: raw[item.name] for item in fields(DeviceMeasurement)}
-    return DeviceMeasurement(**known | {size: PassTimes(**raw[size]) for size in ("small", "large")})
-
-
-def scenario_text(measurements: Sequence[Measurement], costs: Costs, *, blocks: int, batch_size: int) -> str:
+def scenario_text(
+    measurements: Sequence[Measurement], costs: Costs, costliest: Costs, *, blocks: int, batch_size: int
+) -> str:
     """All measured devices as a scenario file, with comments; several clusters are ``[[cluster]]`` tables.
 
     Parameters
     ----------
-    measurements : devices and links of each cluster
-    costs : of the model, by :func:`~client_pipeline.system.costs.model_costs`
-    blocks : L
-    batch_size : b
+    measurements : of each cluster
+    costs : of the TEB that was measured
+    costliest : of the TEB that costs most, which the scenario counts all TEBs as
+    blocks, batch_size : L and b
     """
     all_devices = [device for measured in measurements for device in measured.devices]
     all_links = [link for measured in measurements for link in measured.links]
@@ -229,8 +236,8 @@ def scenario_text(measurements: Sequence[Measurement], costs: Costs, *, blocks: 
         },
         "block": {
             "memory-gb": _short(costs.block_memory / GIGA),
-            "forward-gflop": _short(costs.o_f / GIGA),
-            "backward-gflop": _short(costs.o_b / GIGA),
+            "forward-gflop": _short(costliest.o_f / GIGA),
+            "backward-gflop": _short(costliest.o_b / GIGA),
             "backward-per": "sample",
             "overhead-s": overhead,
             "activations-mbit": _short(costs.z_bits / MEGA),
@@ -258,7 +265,7 @@ def scenario_text(measurements: Sequence[Measurement], costs: Costs, *, blocks: 
     if not one:
         document["cluster"] = clusters
     nodes = ", ".join(dict.fromkeys(d.node for d in all_devices))
-    number = f"{len(all_devices)} devices" + ("" if one else f" of {len(measurements)} clusters")
+    number = counted(len(all_devices), "device") + ("" if one else f" of {len(measurements)} clusters")
     of_cluster = "" if one else "cluster."
     remarks = {
         "format": f"{number}, measured by collapipe profile on {nodes}; micro-batches of "
@@ -285,12 +292,14 @@ def scenario_text(measurements: Sequence[Measurement], costs: Costs, *, blocks: 
 
 
 def _cluster(measured: Measurement, costs: Costs, overhead_s: float) -> dict[str, Any]:
-    """What one cluster has of its own."""
+    """Return the figures of one cluster."""
     devices = measured.devices
+    # Phi f such that the large micro-batch takes as long as measured [FLOP/s].
+    speeds = [d.large.samples * (costs.o_f + costs.o_b) / (d.large.seconds - overhead_s) for d in devices]
     cluster_entry: dict[str, Any] = {
         "devices": len(devices),
         "device": {
-            "flop-per-cycle": [_short(_speed(d, costs, overhead_s) / d.frequency_hz) for d in devices],
+            "flop-per-cycle": [_short(speed / d.frequency_hz) for speed, d in zip(speeds, devices, strict=True)],
             "frequency-ghz": [_short(d.frequency_hz / GIGA) for d in devices],
             "memory-gb": [_short(d.memory_bytes / GIGA) for d in devices],
         },
@@ -298,11 +307,6 @@ def _cluster(measured: Measurement, costs: Costs, overhead_s: float) -> dict[str
     if measured.links:
         cluster_entry["link"] = {"bandwidth-mhz": [_short(measured.rate_after(k) / MEGA) for k in range(len(devices))]}
     return cluster_entry
-
-
-def _speed(device: DeviceMeasurement, costs: Costs, overhead_s: float) -> float:
-    """Phi f such that the large micro-batch takes as long as measured [FLOP/s]."""
-    return device.large.samples * (costs.o_f + costs.o_b) / (device.large.seconds - overhead_s)
 
 
 def _short(value: float) -> float:

@@ -7,33 +7,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 from flower_app.config.run_config import RunConfig
-from flower_app.config.sources import load_config, read_sets
+from flower_app.config.sources import load_stored_config, named_modules, read_sets
 from flower_app.console import say as say_to_person
 from flower_app.launch.launcher import Launcher
 from flower_app.launch.progress import RunProgress
 from flower_app.launch.single_run import continued_run, launch_run, new_run
+from flower_app.prediction_file import check_pairs
 from flower_app.runs.run_directory import BAD_INPUT, CONFIG, FINISHED, find_run, read_rounds, read_summary
 from flower_app.saved_model import SavedModel, load_model
-from flower_app.tasks.base import Score, task
+from flower_app.tasks.base import Score, task, task_with_probabilities
 
 OnRound = Callable[[dict[str, Any]], None]
 """Called with each round's line of ``rounds.jsonl``, as soon as it is written."""
 
 
 class TrainingFailed(RuntimeError):
-    """A training that began and did not finish; what it left is in ``run``.
-
-    Parameters
-    ----------
-    run : what there is of it
-    error : what the run wrote of its end
-    """
+    """A training that began and did not finish; what it left is in ``run``."""
 
     def __init__(self, run: Run, error: str) -> None:
         super().__init__(f"{run.directory}: {run.status or 'stopped'}: {error}; logs: {run.directory / 'logs'}")
@@ -47,6 +42,7 @@ class Run:
     ----------
     run : a run directory, a name in ``runs_dir``, or ``latest``
     runs_dir : folder of the run directories
+    allow_modules : modules and packages whose classes the run may name, beside those that are imported already
 
     Raises
     ------
@@ -54,8 +50,11 @@ class Run:
         If there is no such run.
     """
 
-    def __init__(self, run: str | Path = "latest", runs_dir: str | Path = "runs") -> None:
+    def __init__(
+        self, run: str | Path = "latest", runs_dir: str | Path = "runs", allow_modules: Sequence[str] = ()
+    ) -> None:
         self.directory = find_run(run, runs_dir)
+        self.allow_modules = allow_modules
 
     def __repr__(self) -> str:
         """Name, status and metrics."""
@@ -64,7 +63,7 @@ class Run:
     @property
     def config(self) -> RunConfig:
         """The resolved configuration."""
-        return load_config(str(self.directory / CONFIG))
+        return load_stored_config(self.directory / CONFIG, (), self.allow_modules)
 
     @property
     def status(self) -> str:
@@ -84,26 +83,48 @@ class Run:
     @cached_property
     def model(self) -> SavedModel:
         """The trained model, read once: ``run.model.parts`` is made of torch modules."""
-        return load_model(self.directory, self.config.model.family)
+        return load_model(self.directory, self.config.model.family, self.config.task.name)
 
     @overload
-    def predict(self, inputs: str) -> str: ...
+    def predict(self, inputs: str | list[dict[str, str]], proba: Literal[False] = False) -> str: ...
     @overload
-    def predict(self, inputs: list[str] | tuple[str, ...]) -> list[str]: ...
-    def predict(self, inputs: str | list[str] | tuple[str, ...]) -> str | list[str]:
-        """Translate, classify, tag, fill or continue texts.
+    def predict(
+        self,
+        inputs: list[str] | tuple[str, ...] | list[tuple[str, str]] | list[list[dict[str, str]]],
+        proba: Literal[False] = False,
+    ) -> list[str]: ...
+    @overload
+    def predict(self, inputs: str, proba: Literal[True]) -> dict[str, float]: ...
+    @overload
+    def predict(
+        self, inputs: list[str] | tuple[str, ...] | list[tuple[str, str]], proba: Literal[True]
+    ) -> list[dict[str, float]]: ...
+    def predict(self, inputs: Any, proba: bool = False) -> str | list[str] | dict[str, float] | list[dict[str, float]]:
+        """Translate, classify, tag, fill or continue texts, or answer questions.
 
         Parameters
         ----------
-        inputs : a text, or several
+        inputs : a text, or several; of a run with ``data.pair-column`` a list of pairs of texts; of a run of
+            ``instruction`` also a conversation, a list of messages (``role``, ``content``), or several
+        proba : give the probability of each label instead, by its name; of classes of texts alone
 
         Returns
         -------
-        What the model makes of it: a text, or as many as there were.
+        What the model makes of it: a text, or as many as there were. With ``proba`` a dictionary for each text.
+
+        Raises
+        ------
+        ValueError
+            With ``proba``, if the run's task gives no probabilities.
         """
-        chosen, texts = task(self.config.task), [inputs] if isinstance(inputs, str) else list(inputs)
-        predictions = chosen.predict(self.model.parts, self.model.tokenizer_json, texts)
-        return predictions[0] if isinstance(inputs, str) else predictions
+        chosen = self.config.task
+        is_one = isinstance(inputs, str) or (isinstance(inputs, list) and bool(inputs) and isinstance(inputs[0], dict))
+        texts = [inputs] if is_one else [*inputs]
+        if chosen.name != "instruction":
+            check_pairs(self.config.data, texts)
+        predict = task_with_probabilities(chosen).probabilities if proba else task(chosen).predict
+        predictions = predict(self.model.parts, self.model.tokenizer_json, texts)
+        return predictions[0] if is_one else predictions
 
     def evaluate(self, split: str = "test", sets: Mapping[str, Any] | None = None) -> Score:
         """Score the model on held-out data.
@@ -115,7 +136,7 @@ class Run:
         """
         if split not in ("test", "validation"):
             raise ValueError(f"split: expected test or validation, found {split!r}")
-        config = load_config(str(self.directory / CONFIG), sets or ())
+        config = load_stored_config(self.directory / CONFIG, sets or (), self.allow_modules)
         return task(config.task).evaluator(config.data, self.model.tokenizer_json).evaluate(self.model.parts, split)
 
     def report(self, file: str | Path | None = None) -> Path:
@@ -124,11 +145,11 @@ class Run:
 
         return write_report([self.directory], None if file is None else Path(file))
 
-    def export(self, folder: str | Path) -> Path:
-        """Write the model so that ``AutoModelFor...`` and ``AutoTokenizer`` of transformers load the folder."""
+    def export(self, folder: str | Path, adapter: bool = False) -> Path:
+        """Write the model for ``AutoModelFor...`` of transformers; or its adapters alone, for ``PeftModel`` of peft."""
         from flower_app.export import export_run
 
-        return export_run(self.directory, Path(folder)).folder
+        return export_run(self.directory, Path(folder), adapter=adapter).folder
 
 
 def train(
@@ -150,7 +171,7 @@ def train(
     resume : a run that stopped goes on from its last checkpoint; ``sets`` may then raise ``num-rounds`` alone
     on_round : called with each round's line; an exception that it raises stops the run. Without it the progress goes
         to standard error
-    say : told what else a person wants to know; None: standard error, or nobody with ``on_round``
+    say : called with other news for the user; None: standard error, or no output with ``on_round``
     launcher : what trains; None: a simulation
 
     Returns
@@ -164,25 +185,21 @@ def train(
     TrainingFailed
         If the run began and did not finish.
     """
-    tell = say or (say_to_person if on_round is None else _nobody)
+    tell = say or (say_to_person if on_round is None else lambda text: None)
     if resume is not None:
         if config is not None:
             raise ValueError("resume: a run goes on with its own configuration, found config too; leave config out")
-        directory = resume.directory if isinstance(resume, Run) else resume
-        new = continued_run(str(directory), sets or ())
+        past = resume if isinstance(resume, Run) else Run(resume)
+        new = continued_run(str(past.directory), sets or (), past.allow_modules)
     elif isinstance(config, Mapping):
         new = new_run(None, read_sets(config) | read_sets(sets or {}), tell)
     else:
         new = new_run(None if config is None else str(config), sets or (), tell)
     progress = RunProgress(new.run_dir, new.config.num_rounds, quiet=on_round is not None, on_round=on_round)
     outcome = launch_run(new, tell, launcher, progress)
-    run = Run(new.run_dir)
+    run = Run(new.run_dir, allow_modules=named_modules(new.config.to_flat()))
     if outcome.status == BAD_INPUT:
         raise ValueError(outcome.error)
     if outcome.status != FINISHED:
         raise TrainingFailed(run, outcome.error)
     return run
-
-
-def _nobody(text: str) -> None:
-    """Say nothing."""

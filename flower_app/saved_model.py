@@ -7,30 +7,36 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from client_pipeline import durable
-from client_pipeline.partition.base_weights import FrozenBase
-from client_pipeline.partition.families import build_over, build_parts
-from client_pipeline.partition.fresh_base import frozen_base
+from client_pipeline.documents import json_value
+from client_pipeline.families.families import build_over, build_parts
+from client_pipeline.families.fresh_base import frozen_base
+from client_pipeline.families.merged_weights import MergedWeights
 from client_pipeline.partition.parts import ModelParts, part_weights
 from client_pipeline.partition.spec import ModelSpec, is_outside
+from client_pipeline.weights.base_weights import FrozenBase
+from client_pipeline.weights.weight_files import MappedFile
+from flower_app.model_files import BASE_FILES, MODEL_FOLDER
+from flower_app.tokenizer_files import KEPT_FILES, SETTINGS_FILE, TokenizerSettings, joined, parted, read_files
 
-MODEL_FOLDER = "model"
 VERSIONS = "models"
 _VERSION = re.compile(r"^round-(\d{6,})(?:-(\d+))?$")
 WEIGHTS = "model.safetensors"
 SPEC = "spec.json"
 TOKENIZER = "tokenizer.json"
 TASK = "task.json"
-BASE_FILES = "base.json"
-"""Where the frozen weights are, if they are not among the others."""
+
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
@@ -41,12 +47,32 @@ class SavedModel:
     tokenizer_json: str
     """Text of a ``tokenizers`` tokenizer."""
     task: dict[str, Any]
-    """What the task wants to remember: JSON values."""
+    """State of the task: JSON values."""
 
     @property
     def spec(self) -> ModelSpec:
         """Architecture."""
         return self.parts.spec
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model folder, read and checked, with its weights still in their files."""
+
+    spec: ModelSpec
+    weights: MappedFile
+    """The run's own file, by global name."""
+    base: FrozenBase | None
+    """The frozen weights, where they are not in that file."""
+    tokenizer_json: str
+    task: dict[str, Any]
+
+    def release(self) -> None:
+        """Give the pages of tensors that were read back to the system."""
+        for name in self.weights:
+            self.weights.release(name)
+        if self.base is not None:
+            self.base.release()
 
 
 def save_model(
@@ -65,7 +91,7 @@ def save_model(
     run_dir : the run directory
     spec : architecture
     weights : every parameter under its global name, frozen ones too unless they are in ``base``
-    tokenizer_json : text of the tokenizer
+    tokenizer_json : text of the tokenizer; the files that it came with stand beside it
     task : what the task wants to remember: JSON values
     round_ : that it is of
     base : what adapters are added to, where that is in files or drawn from a seed: they are named, and not copied
@@ -79,11 +105,15 @@ def save_model(
     versions = durable.make_folders(run_dir / VERSIONS)
     durable.remove_leftovers(versions)
     tensors = {name: value.detach().contiguous() for name, value in weights.items()}
+    settings, vocabulary_json = parted(tokenizer_json)
     texts = {
+        **settings.files,
         SPEC: spec.to_json(),
-        TOKENIZER: tokenizer_json,
+        TOKENIZER: vocabulary_json,
         TASK: json.dumps(dict(task), ensure_ascii=False, indent=2),
     }
+    if settings_json := settings.to_json(with_files=False):
+        texts[SETTINGS_FILE] = settings_json
     if base is not None:
         texts[BASE_FILES] = base.to_json()
     # Never over one that is there: the link would point to nothing for a moment.
@@ -91,14 +121,10 @@ def save_model(
     name = _name((round_, 1 + max(numbers, default=-1)))
     files: dict[str, durable.FileWriter] = {WEIGHTS: partial(save_file, tensors)}
     for file, text in texts.items():
-        files[file] = partial(_write_text, text)
+        files[file] = methodcaller("write_text", text, encoding="utf-8")
     durable.write_folder(versions / name, files)
     durable.point(run_dir / MODEL_FOLDER, f"{VERSIONS}/{name}")
     return run_dir / MODEL_FOLDER
-
-
-def _write_text(text: str, path: Path) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 def keep_versions(run_dir: Path, rounds: Collection[int]) -> None:
@@ -144,7 +170,19 @@ def saved_weights(run_dir: Path) -> dict[str, Tensor]:
     return load_file(run_dir / MODEL_FOLDER / WEIGHTS)
 
 
-def load_model(run_dir: Path, family: str = "") -> SavedModel:
+def read_model(run_dir: Path, family: str = "", task_name: str = "", source: str = "") -> StoredModel:
+    """Read all of a run's model but its weights, which stay in their files.
+
+    Parameters
+    ----------
+    run_dir : the run directory
+    family, task_name : as of :func:`load_model`, which raises the same errors
+    source : folder or hub id of the frozen weights; empty: as the run has noted
+    """
+    return _newest(run_dir / MODEL_FOLDER, partial(_read_version, family=family, task_name=task_name, source=source))
+
+
+def load_model(run_dir: Path, family: str = "", task_name: str = "") -> SavedModel:
     """Read the model of a run.
 
     Parameters
@@ -152,25 +190,56 @@ def load_model(run_dir: Path, family: str = "") -> SavedModel:
     run_dir : the run directory
     family : ``model.family``: a class from outside is imported if the reader's configuration names it, and never
         because a folder does
+    task_name : ``task.name`` of the reader's configuration; empty: the model is not used for its task
 
     Raises
     ------
     FileNotFoundError
         If the run has no model; the message says what that means.
     ValueError
-        If a file is damaged, the weights have another shape, or the family is a class that was not asked for; the
-        message names the file.
+        If a file is damaged, the weights have another shape, the family is a class that was not asked for, or the
+        model learned another task; the message names the file.
     """
-    link = run_dir / MODEL_FOLDER
+
+    def load(link: Path, folder: Path) -> SavedModel:
+        stored = _read_version(link, folder, family, task_name)
+        return SavedModel(_built(stored, link), stored.tokenizer_json, stored.task)
+
+    return _newest(run_dir / MODEL_FOLDER, load)
+
+
+def load_plain_model(run_dir: Path, family: str = "", task_name: str = "") -> SavedModel:
+    """Read the model of a run with its adapters merged, for use; tensors without adapters stay in their files.
+
+    Parameters and errors are those of :func:`load_model`.
+    """
+
+    def load(link: Path, folder: Path) -> SavedModel:
+        stored = _read_version(link, folder, family, task_name)
+        try:
+            with ThreadPoolExecutor(1) as thread:
+                # The files are compared with their digests while the model is built of them.
+                checked = thread.submit(stored.base.check) if stored.base is not None else None
+                parts = MergedWeights(stored.spec, stored.weights, stored.base).build()
+                if checked is not None:
+                    checked.result()
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{link / WEIGHTS}: {error}") from error
+        return SavedModel(parts, stored.tokenizer_json, stored.task)
+
+    return _newest(run_dir / MODEL_FOLDER, load)
+
+
+def _newest(link: Path, read: Callable[[Path, Path], _Read]) -> _Read:
+    """Read the version that a link points to: a run may save another one meanwhile, and remove this one."""
     folder = _version_of(link)
     while True:
         try:
-            return _load_version(link, folder, family)
+            return read(link, folder)
         except FileNotFoundError:
             newer = _version_of(link)
             if newer == folder:
                 raise
-            # A run that goes on has saved another one, and removed this one.
             folder = newer
 
 
@@ -179,10 +248,7 @@ def _version_of(link: Path) -> Path:
     return link.parent / link.readlink() if link.is_symlink() else link
 
 
-def _load_version(link: Path, folder: Path, family: str) -> SavedModel:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
+def _read_version(link: Path, folder: Path, family: str, task_name: str, source: str = "") -> StoredModel:
     for name in (WEIGHTS, SPEC, TOKENIZER, TASK):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{link / name}: no such file; the run has not saved a model (did it finish?)")
@@ -194,13 +260,30 @@ def _load_version(link: Path, folder: Path, family: str) -> SavedModel:
                 f"alone, found {family!r}; if you trust that module, set model.family"
             )
         text = (folder / BASE_FILES).read_text(encoding="utf-8") if (folder / BASE_FILES).is_file() else ""
-        base = frozen_base(text, spec) if text else None
+        base = frozen_base(text, spec, source) if text else None
+        task = json_value((folder / TASK).read_text(encoding="utf-8"))
+        if not isinstance(task, dict):
+            raise ValueError(f"{TASK}: expected an object, found {str(task)[:60]}; copy the run's own file")
+        files = read_files(str(folder), [*KEPT_FILES, SETTINGS_FILE])
+        settings = TokenizerSettings.from_json(files.pop(SETTINGS_FILE, ""), files)
+        weights = MappedFile(folder / WEIGHTS)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{link}: {error}") from error
+    learned = task.get("name", task_name)
+    if task_name and learned != task_name:
+        raise ValueError(f"{link}: expected a model of task.name = {task_name!r}, found {learned!r}; correct it")
+    vocabulary_json = (folder / TOKENIZER).read_text(encoding="utf-8")
+    return StoredModel(spec, weights, base, joined(settings, vocabulary_json), task)
+
+
+def _built(stored: StoredModel, link: Path) -> ModelParts:
+    """Build a model from its files."""
+    spec, base, weights = stored.spec, stored.base, stored.weights
+    try:
         parts = build_parts(spec, seed=0) if base is None else None
-        task = json.loads((folder / TASK).read_text(encoding="utf-8"))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{link}: {error}") from error
     try:
-        weights = load_file(folder / WEIGHTS)
         frozen: Collection[str] = ()
         if parts is None:
             assert base is not None
@@ -209,6 +292,6 @@ def _load_version(link: Path, folder: Path, family: str) -> SavedModel:
             frozen = parts.frozen_weights().keys()
             parts.load_frozen({name: value for name, value in weights.items() if name in frozen})
         parts.load({name: value for name, value in weights.items() if name not in frozen})
-    except (ValueError, SafetensorError) as error:
+    except ValueError as error:
         raise ValueError(f"{link / WEIGHTS}: {error}") from error
-    return SavedModel(parts=parts, tokenizer_json=(folder / TOKENIZER).read_text(encoding="utf-8"), task=task)
+    return parts

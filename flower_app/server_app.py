@@ -1,18 +1,19 @@
 """The Flower server app: one training run, from the configuration to the summary.
 
-What imports torch is imported after the actors' start, which do so at the same time.
+Modules that import torch are imported after the start of the actors, which import it at the same time.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from client_pipeline.quick_imports import quick_imports
 from flower_app.config.run_config import RunConfig
+from flower_app.config.serve_config import END, NOW
 from flower_app.launch.processes import MARK
 from flower_app.runs import run_directory
 from flower_app.runs.phases import LOADING, begin_phase
@@ -24,14 +25,18 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run one training, from the configuration to the summary."""
+    """Run one training, from the configuration to the summary; or give a trained model to the boxes."""
+    if context.run_config.get("serve.when") in (NOW, END):
+        from flower_app.training.given_model import serve_on_boxes
+
+        serve_on_boxes(RunConfig.from_flat(context.run_config), grid)
+        return
     start_actors(context.run_config, grid)
-    with quick_imports():
-        from flower_app.gguf_import import with_gguf_imported
-        from flower_app.report.pictures import write_pictures
-        from flower_app.training.cluster_setup import fitted_to_nodes
-        from flower_app.training.prepared_run import prepare
-        from flower_app.training.training_run import train_prepared
+    from flower_app.gguf_import import with_gguf_imported
+    from flower_app.report.pictures import write_pictures
+    from flower_app.training.cluster_setup import fitted_to_nodes
+    from flower_app.training.prepared_run import prepare
+    from flower_app.training.training_run import train_prepared
 
     config = fitted_to_nodes(RunConfig.from_flat(context.run_config), grid)
     if config.run_dir:
@@ -58,5 +63,7 @@ def main(grid: Grid, context: Context) -> None:
             if not (config.run_dir and MARK in os.environ):
                 write_pictures(run_dir)
         except BaseException as error:
-            run_directory.write_failure(run_dir, error)
+            # On a full disk the launcher says how the run ended.
+            with suppress(OSError):
+                run_directory.write_failure(run_dir, error)
             raise

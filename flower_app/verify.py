@@ -9,26 +9,31 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from client_pipeline.partition import transformer
-from client_pipeline.partition.base_weights import FrozenBase
-from client_pipeline.partition.families import (
-    adapter,
+from client_pipeline.families import transformer
+from client_pipeline.families.families import (
     build_over,
     build_parts,
+    dropouts,
     head_of,
-    library_adapter,
     max_length,
     read_library_config,
+    without_dropout,
 )
-from client_pipeline.partition.fresh_base import FreshBase
-from client_pipeline.partition.hugging_face import spec_from_config
-from client_pipeline.partition.parts import ModelParts, part_weights
+from client_pipeline.families.fresh_base import FreshBase
+from client_pipeline.families.hugging_face import SERVER_LAYERS, spec_from_config
+from client_pipeline.families.pretrained import load_pretrained, load_pretrained_weights, with_tail
+from client_pipeline.families.proof import check_cut, parts_difference
+from client_pipeline.families.registry import check_base_dtype, family_named, is_decoder_only, library_family
+from client_pipeline.families.sliceable import check_token_slices
+from client_pipeline.partition.parts import Batch, ModelParts, part_weights
 from client_pipeline.partition.plan import ClusterPlan, read_plans, uniform_plan
-from client_pipeline.partition.pretrained import load_pretrained, load_pretrained_weights
-from client_pipeline.partition.sliceable import check_token_slices, without_dropout
-from client_pipeline.partition.spec import LoraConfig, ModelSpec, check_base_dtype, has_seeds_of_parts
-from client_pipeline.runtime.verification import Verification, random_batch, verify_split
+from client_pipeline.partition.spec import CAUSAL_LM, LoraConfig, ModelSpec
+from client_pipeline.runtime.control_unit.verification import Verification, random_batch, verify_split
+from client_pipeline.weights.base_weights import FrozenBase
+from client_pipeline.weights.weight_files import weight_folder
 from flower_app.config.run_config import RunConfig
+from flower_app.config.split_config import CLUSTER, SERVER, SplitConfig
+from flower_app.training.network import MOST_EXAMPLES
 
 
 def verify(
@@ -43,6 +48,8 @@ def verify(
     length: int = 32,
     seed: int = 0,
     base_dtype: str = "",
+    server_layers: int = 0,
+    labels: str = SERVER,
 ) -> Verification:
     """Compare one training step of the split and of the whole model on a random batch, on a Ray of its own.
 
@@ -58,6 +65,8 @@ def verify(
     length : T
     seed : of weights, batch and dropout
     base_dtype : with adapters over the folder's files, whose matrices in the TEBs are held in this type; empty: without
+    server_layers : last layers of a decoder-only model that are the server's
+    labels : ``split.labels``: with ``cluster`` closing norm, output layer and loss are the control unit's
 
     Raises
     ------
@@ -67,12 +76,16 @@ def verify(
     for name, value in (("length", length), ("batch-size", batch_size)):
         if value < 1:
             raise ValueError(f"--{name}: expected at least 1, found {value}")
+    if batch_size > MOST_EXAMPLES:
+        raise ValueError(f"--batch-size: expected at most {MOST_EXAMPLES:,}, found {batch_size}; lower it")
     build = adapted_builder(model, seed, base_dtype) if base_dtype else model_builder(model, seed)
+    if server_layers or SplitConfig(labels=labels).labels == CLUSTER:
+        build = _cut_elsewhere(build, server_layers, labels == CLUSTER, base_dtype)
     spec = build().spec
     longest = max_length(spec) or length
     if length > longest:
         raise ValueError(f"--length: expected at most the model's {longest} positions, found {length}")
-    num_blocks = adapter(spec.family).num_blocks(spec)
+    num_blocks = family_named(spec.family).num_blocks(spec)
     plan = _plan(plan_file, segments, micro_batches, schedule, num_blocks, batch_size, token_slices)
     plan.check(num_blocks=num_blocks, batch_size=batch_size, location=str(plan_file or "plan"))
     if plan.token_slices > 1:
@@ -82,7 +95,26 @@ def verify(
         else:
             build = _dropping_nothing(build)
     batch = random_batch(spec, batch_size, length, seed)
+    _check_against_the_library(build, spec, batch)
     return verify_split(build, plan, batch, seed=seed)
+
+
+def _check_against_the_library(build: Callable[[], ModelParts], spec: ModelSpec, batch: Batch) -> None:
+    """Compare a decoder-only model's parts, in one process, with the library's whole model: small, and as it is.
+
+    Over a base in few bits there is no whole model of the library's; then the small one alone is compared.
+
+    Raises
+    ------
+    ValueError
+        With what differs.
+    """
+    check_cut(spec)
+    if not is_decoder_only(spec.family):
+        return
+    parts = (_dropping_nothing(build) if dropouts(spec) else build)()
+    if parts.reference is not None and (difference := parts_difference(parts, batch)):
+        raise ValueError(f"--model: model type {spec.family!r} cannot be split: {difference}")
 
 
 def model_builder(model: str, seed: int) -> Callable[[], ModelParts]:
@@ -110,7 +142,7 @@ def model_builder(model: str, seed: int) -> Callable[[], ModelParts]:
         head = head_of(model_config)
         if _has_no_weights(model):
             spec = spec_from_config(model_config, head)
-            library_adapter(spec.family).library_config(spec)
+            library_family(spec.family).library_config(spec)
             return lambda: build_parts(spec, seed)
         load_pretrained(model, head, seed=seed)
     except FileNotFoundError as error:
@@ -118,6 +150,21 @@ def model_builder(model: str, seed: int) -> Callable[[], ModelParts]:
     except ValueError as error:
         raise ValueError(f"--model: {error}") from error
     return lambda: load_pretrained(model, head, seed=seed)
+
+
+def _cut_elsewhere(
+    build: Callable[[], ModelParts], server_layers: int, of_cluster: bool, base_dtype: str
+) -> Callable[[], ModelParts]:
+    """Return what builds the same decoder-only model with other layers on the server, and its tail there or here."""
+    spec = build().spec
+    if not is_decoder_only(spec.family) or spec.head != CAUSAL_LM or base_dtype:
+        raise ValueError(
+            "--server-layers and --labels cluster: expected a decoder-only language model without --base-dtype, found "
+            f"{spec.family!r} with the head {spec.head}; leave them out"
+        )
+    plain = replace(spec, config=spec.config | {SERVER_LAYERS: server_layers})
+    spec = with_tail(plain, {}, of_cluster)[0]
+    return lambda: library_family(spec.family).split(build().reference, spec)
 
 
 def _dropping_nothing(build: Callable[[], ModelParts]) -> Callable[[], ModelParts]:
@@ -165,10 +212,10 @@ def adapted_builder(model: str, seed: int, base_dtype: str, drops: bool = True) 
 
 
 def _base_and_head(model: str, seed: int) -> tuple[ModelSpec, FrozenBase | None, Mapping[str, Tensor]]:
-    """What adapters are added to, and the head: in the model's files, or drawn where a folder has a config alone."""
+    """Return spec, frozen base and head: from the model's files, or drawn where a folder has a config alone."""
     config = read_library_config(model)
     head = head_of(config)
-    if _has_no_weights(model) and has_seeds_of_parts(config.model_type):
+    if _has_no_weights(model) and is_decoder_only(config.model_type):
         spec = spec_from_config(config, head)
         drawn = FreshBase(spec, seed)
         return spec, drawn, drawn.part("head.")
@@ -177,7 +224,8 @@ def _base_and_head(model: str, seed: int) -> tuple[ModelSpec, FrozenBase | None,
 
 
 def _has_no_weights(model: str) -> bool:
-    return Path(model).is_dir() and not any(Path(model).glob("*.safetensors"))
+    # Weights in another form are refused where the configuration is read.
+    return Path(model).is_dir() and weight_folder(model) is None
 
 
 def _plan(

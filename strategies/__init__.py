@@ -1,4 +1,4 @@
-"""What the server decides and learns.
+"""Decisions and learning of the server.
 
 ``strategies.CollaPipe`` is the Flower strategy; it is imported when it is asked for, so that the planner needs neither
 Flower nor torch.

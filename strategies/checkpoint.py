@@ -14,9 +14,7 @@ are kept: where the newest is damaged, the run goes on from the one before.
 
 from __future__ import annotations
 
-import json
 import logging
-import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,12 +25,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from client_pipeline import durable
+from client_pipeline.documents import json_value
 from client_pipeline.run_identity import RunIdentity, sealed, unsealed
 
 FOLDER = "checkpoint"
 FORMAT = "collapipe-checkpoint/2"
 KEPT = 3
-_NAME = re.compile(r"^round-(\d{6,})$")
 _TENSORS = {name: f"{name}.safetensors" for name in ("weights", "decoder", "server")}
 _STATE = "state.json"
 
@@ -65,9 +63,11 @@ def commit(run_dir: Path, checkpoint: Checkpoint) -> Path:
     for field, file in _TENSORS.items():
         tensors = {name: value.contiguous() for name, value in getattr(checkpoint, field).items()}
         files[file] = partial(save_file, tensors)
-    final = durable.write_folder(_place(folder, checkpoint.round), files | {_STATE: partial(_write_state, checkpoint)})
-    for round_ in committed_rounds(run_dir)[:-KEPT]:
-        durable.remove(_place(folder, round_))
+    final = durable.write_folder(
+        folder / f"round-{checkpoint.round:06d}", files | {_STATE: partial(_write_state, checkpoint)}
+    )
+    for old in [*durable.paths_of_rounds(folder).values()][:-KEPT]:
+        durable.remove(old)
     return final
 
 
@@ -96,16 +96,16 @@ def last_committed(run_dir: Path, check: Callable[[Checkpoint], None] = lambda _
     ValueError
         If all are damaged, or one was written in another format; the message names it.
     """
-    rounds = committed_rounds(run_dir)
-    if not rounds:
+    folders = durable.paths_of_rounds(run_dir / FOLDER)
+    if not folders:
         raise FileNotFoundError(
             f"{run_dir / FOLDER}: no checkpoint; the run ended before its first round was done, or ran with "
             "checkpoint-every = 0: start it anew"
         )
     damages = []
-    for round_ in reversed(rounds):
+    for round_, folder in reversed(folders.items()):
         try:
-            checkpoint = _read(_place(run_dir / FOLDER, round_), round_)
+            checkpoint = _read(folder, round_)
             check(checkpoint)
         except DamagedCheckpoint as damage:
             damages.append(str(damage))
@@ -120,15 +120,14 @@ def go_back(run_dir: Path, round_: int) -> None:
     """Drop what is newer than the checkpoint of a round, and what a killed process has left aside."""
     folder = run_dir / FOLDER
     durable.remove_leftovers(folder)
-    for newer in committed_rounds(run_dir):
-        if newer > round_:
-            durable.remove(_place(folder, newer))
+    for number, path in durable.paths_of_rounds(folder).items():
+        if number > round_:
+            durable.remove(path)
 
 
 def committed_rounds(run_dir: Path) -> list[int]:
     """Rounds with a checkpoint, in their order."""
-    matches = (_NAME.match(path.name) for path in (run_dir / FOLDER).glob("round-*"))
-    return sorted(int(match.group(1)) for match in matches if match)
+    return list(durable.paths_of_rounds(run_dir / FOLDER))
 
 
 def _read(folder: Path, round_: int) -> Checkpoint:
@@ -158,7 +157,7 @@ class _OtherFormat(ValueError):
 
 def _check_format(text: str, folder: Path) -> None:
     """Tell a checkpoint of another version from a damaged one, whose text may be anything."""
-    state = json.loads(text)
+    state = json_value(text)
     if isinstance(state, dict) and isinstance(state.get("value"), dict):
         state = state["value"]
     if isinstance(state, dict) and (written := state.get("format", "none, as before formats had numbers")) != FORMAT:
@@ -170,7 +169,3 @@ def _check_format(text: str, folder: Path) -> None:
 
 def _size_and_digest(described: dict[str, Any]) -> str:
     return f"{described['bytes']} bytes with SHA-256 {described['sha256'][:12]}"
-
-
-def _place(folder: Path, round_: int) -> Path:
-    return folder / f"round-{round_:06d}"

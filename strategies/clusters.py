@@ -1,4 +1,4 @@
-"""What the server knows of each cluster, and how it learns it."""
+"""State of each cluster, as its control unit reports it."""
 
 from __future__ import annotations
 

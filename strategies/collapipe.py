@@ -12,14 +12,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from client_pipeline.link.stream import DecoderAddress
+from client_pipeline.link.address import DecoderAddress
 from client_pipeline.partition.parts import load_parameters, own_parameters, part_weights
 from strategies.aggregation.central_privacy import adaptive_clip, restore_clip, tell_clip
 from strategies.aggregation.product_mean import arrays_of_cluster
 from strategies.clusters import ClusterState
 from strategies.decoder.member import ClusterSummary
 from strategies.decoder.service import DecoderService
-from strategies.flower_internals import log
+from strategies.flower_names import log
 from strategies.grid.reply_matching import failed
 from strategies.grid.update_spool import is_in_memory, record_of
 from strategies.npy_bytes import array_values
@@ -39,7 +39,7 @@ class CollaPipe(PlannedStrategy):
     Parameters
     ----------
     planner : plans each round, by whichever policy
-    decoder : the decoder's service, started
+    decoder : the decoder's service, started; None: the clusters train it with the rest of the model
     clusters : the clusters that take part
     aggregator : a stock strategy whose ``aggregate_train`` averages the encoders; by default the mean. See
         :func:`strategies.aggregation.server_optimizers.averaging_strategy`
@@ -59,7 +59,7 @@ class CollaPipe(PlannedStrategy):
         self,
         *,
         planner: RoundPlanner,
-        decoder: DecoderService,
+        decoder: DecoderService | None,
         clusters: Sequence[ClusterState],
         aggregator: Strategy | None = None,
         on_plan: OnPlan | None = None,
@@ -70,7 +70,7 @@ class CollaPipe(PlannedStrategy):
         )
         self.decoder = decoder
         self._returns_head: bool | None = None
-        """Whether the arrays have the decoder; None before the first round's."""
+        """True if the arrays have the decoder; None before the first round's."""
         self._addresses: dict[int, DecoderAddress] = {}
         self._start = ArrayRecord()
         self._refused_updates: list[dict[str, Any]] = []
@@ -78,18 +78,19 @@ class CollaPipe(PlannedStrategy):
 
     def summary(self) -> None:
         """Log the configuration."""
-        log(INFO, "\t├──> Decoder at %s", self.decoder.advertised)
+        if self.decoder is not None:
+            log(INFO, "\t├──> Decoder at %s", self.decoder.advertised)
         super().summary()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As every planned strategy; with the clip that Flower's mods on the clusters ask for."""
+        """Plan and send the round, with the clip that Flower's mods on the clusters ask for."""
         tell_clip(self.aggregator, config)
         return super().configure_train(server_round, arrays, config, grid)
 
     def state(self) -> dict[str, Any]:
-        """As every planned strategy; with the clip where that adapts."""
+        """Return the state that a continued run needs, with the clip where that adapts, as JSON values."""
         return super().state() | {"clip": adaptive_clip(self.aggregator)}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -99,6 +100,9 @@ class CollaPipe(PlannedStrategy):
 
     def prepare(self, server_round: int, arrays: ArrayRecord, selected: Sequence[ClusterState]) -> None:
         """Open the decoder's round."""
+        if self.decoder is None:
+            start_from(self.aggregator, arrays)
+            return
         if self._returns_head is None:
             # The first round's arrays may bring the initial (or restored) decoder; later ones only repeat it.
             head = ArrayRecord({name: array for name, array in arrays.items() if name.startswith(HEAD)})
@@ -117,18 +121,21 @@ class CollaPipe(PlannedStrategy):
         start_from(self.aggregator, self._start)
 
     def arrays_for(self, state: ClusterState, arrays: ArrayRecord) -> ArrayRecord:
-        """Everything but the decoder; adapters of the cluster's own rank."""
-        return arrays_of_cluster(self.aggregator, state.cluster, encoder_of(arrays))
+        """Everything but the server's decoder; adapters of the cluster's own rank."""
+        sent = arrays if self.decoder is None else encoder_of(arrays)
+        return arrays_of_cluster(self.aggregator, state.cluster, sent)
 
-    def decoder_for(self, state: ClusterState) -> DecoderAddress:
-        """Address and token of the round."""
-        return self._addresses[state.cluster]
+    def decoder_for(self, state: ClusterState) -> DecoderAddress | None:
+        """Address and token of the round; None: the control unit trains the decoder itself."""
+        return self._addresses.get(state.cluster)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """As every planned strategy; the record also says who knocked at the decoder's door in vain."""
+        """Join the round's updates; the record also counts the hello frames that the decoder refused."""
         aggregate = super().aggregate_train(server_round, replies)
+        if self.decoder is None:
+            return aggregate
         self.record["refused_updates"] = self._refused_updates
         self.record["refused_hellos"] = refused = self.decoder.hellos.take_refused()
         if refused:
@@ -139,6 +146,9 @@ class CollaPipe(PlannedStrategy):
         self, server_round: int, replies: list[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None, list[Message]]:
         """Average the encoders by what each cluster trained, and join the decoder to them."""
+        if self.decoder is None:
+            arrays, metrics, counted = super().join(server_round, replies)
+            return None if arrays is None else float32_arrays(arrays), metrics, counted
         cluster_of = {state.node_id: state.cluster for state in self.clusters}
         summaries = self.decoder.end_round()
         for cluster, summary in summaries.items():
@@ -148,7 +158,7 @@ class CollaPipe(PlannedStrategy):
         counted, refused_updates = [], []
         for reply in replies:
             cluster = cluster_of[reply.metadata.src_node_id]
-            reason = None if reply.has_error() else unearned(reply, summaries[cluster])
+            reason = None if reply.has_error() else weight_mismatch(reply, summaries[cluster])
             if reason is not None:
                 log(WARNING, "aggregate_train: update of cluster %d left out: %s", cluster, reason)
                 refused_updates.append({"cluster": cluster, "reason": reason})
@@ -168,8 +178,8 @@ class CollaPipe(PlannedStrategy):
         return joined, metrics_record, counted
 
 
-def unearned(reply: Message, summary: ClusterSummary) -> str | None:
-    """Why an update may not count, as the decoder did not learn from its cluster what it claims; None if it did."""
+def weight_mismatch(reply: Message, summary: ClusterSummary) -> str | None:
+    """Return why an update may not count: the decoder did not learn what its cluster claims; None if it did."""
     if summary.departure is not None:
         return f"the cluster left the decoder's round: {summary.departure}"
     # What Flower's strategies weight by: the targets, or where all count alike the steps.

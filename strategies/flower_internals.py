@@ -1,9 +1,8 @@
-"""The parts of Flower that are not public and that CollaPipe uses all the same: one door for all of them.
+"""Parts of Flower that its public packages do not export, behind one door.
 
-``from strategies.flower_internals import log`` imports ``log`` from where it lies in the installed release, and nothing
-else: a name is looked up when it is asked for, so that a client process loads none of the server's. :data:`INTERNALS`
-says of each what it is needed for, and what would make it superfluous. A release of flwr that has moved one is found by
-:func:`missing_internals`, and by whoever asks for the name.
+``from strategies.flower_internals import ControlHttpClient`` imports the name from its place in the installed release,
+when it is asked for: a client process loads nothing of the server's. :data:`INTERNALS` says what each is needed for and
+what would make it superfluous; :func:`missing_internals` names each that a release has moved.
 
 Public are ``flwr.app``, ``flwr.serverapp`` with ``flwr.serverapp.strategy``, ``flwr.clientapp`` with
 ``flwr.clientapp.mod``, and ``flwr.simulation``; they are imported directly.
@@ -13,75 +12,95 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
-
-from strategies.flower_parts import INTERNALS as INTERNALS
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from flwr.app.message import make_message as make_message
     from flwr.cli.build import build_fab_from_disk as build_fab_from_disk
-    from flwr.client.mod import secaggplus_mod as secaggplus_mod
-    from flwr.clientapp.typing import ClientAppCallable as ClientAppCallable, Mod as Mod
-    from flwr.common import (
-        Code as Code,
-        FitIns as FitIns,
-        FitRes as FitRes,
-        Parameters as Parameters,
-        parameters_to_ndarrays as parameters_to_ndarrays,
-    )
-    from flwr.common.constant import SUPERLINK_NODE_ID as SUPERLINK_NODE_ID, ErrorCode as ErrorCode, SType as SType
-    from flwr.common.secure_aggregation.secaggplus_constants import (
-        RECORD_KEY_CONFIGS as RECORD_KEY_CONFIGS,
-        Key as Key,
-        Stage as Stage,
-    )
     from flwr.proto.control_pb2 import (
         ListNodesRequest as ListNodesRequest,
         RegisterNodeRequest as RegisterNodeRequest,
         UnregisterNodeRequest as UnregisterNodeRequest,
     )
-    from flwr.proto.node_pb2 import NodeInfo as NodeInfo
-    from flwr.server.workflow import SecAggPlusWorkflow as SecAggPlusWorkflow
-    from flwr.server.workflow.secure_aggregation.secaggplus_workflow import WorkflowState as WorkflowState
-    from flwr.serverapp.strategy.dp_adaptive_clipping import (
-        DifferentialPrivacyAdaptiveBase as DifferentialPrivacyAdaptiveBase,
-    )
-    from flwr.serverapp.strategy.dp_fixed_clipping import (
-        DifferentialPrivacyFixedClippingBase as DifferentialPrivacyFixedClippingBase,
-    )
-    from flwr.serverapp.strategy.fedopt import FedOpt as FedOpt
-    from flwr.simulation.app import flwr_simulation as flwr_simulation
-    from flwr.supercore import log as log
-    from flwr.supercore.cli.flower_superexec import flower_superexec as flower_superexec
-    from flwr.supercore.constant import SYSTEM_MESSAGE_TYPE as SYSTEM_MESSAGE_TYPE, TaskType as TaskType
+    from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest as ConfirmMessageReceivedRequest
+    from flwr.proto.runtime_pb2 import PullAppMessagesRequest as PullAppMessagesRequest
     from flwr.supercore.control import ControlHttpClient as ControlHttpClient
-    from flwr.supercore.date import now as now
-    from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM as KEY_CLIPPING_NORM, KEY_NORM_BIT as KEY_NORM_BIT
-    from flwr.supercore.error.base import ApiErrorCode as ApiErrorCode, FlowerError as FlowerError
-    from flwr.supercore.fab import Fab as Fab
-    from flwr.supercore.http_logging import get_uvicorn_log_config as get_uvicorn_log_config
-    from flwr.supercore.inflatable import inflatable_utils as inflatable_utils
     from flwr.supercore.inflatable.inflatable_object import (
-        InflatableObject as InflatableObject,
-        get_all_nested_objects as get_all_nested_objects,
         get_object_body as get_object_body,
-        get_object_children_ids_from_object_content as get_object_children_ids_from_object_content,
-        get_object_tree as get_object_tree,
-        no_object_id_recompute as no_object_id_recompute,
+        get_object_head_values_from_object_content as get_object_head_values_from_object_content,
     )
-    from flwr.supercore.inflatable.inflatable_utils import ObjectPushError as ObjectPushError
-    from flwr.supercore.logger import console_handler as console_handler
-    from flwr.supercore.primitives.asymmetric import bytes_to_public_key as bytes_to_public_key
-    from flwr.supercore.run import Run as Run
-    from flwr.superlink.grid import InMemoryGrid as InMemoryGrid
-    from flwr.superlink.main import create_app as create_app
-    from flwr.supernode.cli.flower_supernode import flower_supernode as flower_supernode
-    from flwr.supernode.cli.flwr_clientapp import flwr_clientapp as flwr_clientapp
-    from flwr.supernode.fleet_http_client import FleetHttpClient as FleetHttpClient
+    from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+        make_pull_object_fn_protobuf as make_pull_object_fn_protobuf,
+    )
+    from flwr.supercore.inflatable.inflatable_utils import (
+        ObjectPullError as ObjectPullError,
+        ObjectPushError as ObjectPushError,
+        pull_objects as pull_objects,
+    )
+    from flwr.superlink.grid import HttpGrid as HttpGrid, InMemoryGrid as InMemoryGrid
+
+
+class Internal(NamedTuple):
+    """A name of Flower's that is not public."""
+
+    module: str
+    """Module that has the name."""
+    needed_for: str
+    instead: str
+    """Public part that would make it superfluous."""
+
+
+_BOUND = "a limit of bytes in Grid.pull_messages"
+
+INTERNALS: dict[str, Internal] = {
+    "HttpGrid": Internal(
+        "flwr.superlink.grid",
+        "replies fetched piece by piece with its client, which is its _runtime_client, and put together within a bound",
+        _BOUND,
+    ),
+    "PullAppMessagesRequest": Internal("flwr.proto.runtime_pb2", "as for HttpGrid", _BOUND),
+    "ConfirmMessageReceivedRequest": Internal("flwr.proto.message_pb2", "as for HttpGrid", _BOUND),
+    "make_pull_object_fn_protobuf": Internal(
+        "flwr.supercore.inflatable.inflatable_protobuf_utils", "as for HttpGrid", _BOUND
+    ),
+    "pull_objects": Internal("flwr.supercore.inflatable.inflatable_utils", "as for HttpGrid", _BOUND),
+    "ObjectPullError": Internal(
+        "flwr.supercore.inflatable.inflatable_utils", "a reply of which a piece is missing fails its order", _BOUND
+    ),
+    "get_object_head_values_from_object_content": Internal(
+        "flwr.supercore.inflatable.inflatable_object", "the ids of an array's chunks, before they are joined", _BOUND
+    ),
+    "get_object_body": Internal(
+        "flwr.supercore.inflatable.inflatable_object", "the order of an array's chunks, before they are joined", _BOUND
+    ),
+    "ObjectPushError": Internal(
+        "flwr.supercore.inflatable.inflatable_utils",
+        "an order that did not arrive whole is its node's failure alone",
+        "a documented exception of Grid.push_messages",
+    ),
+    "InMemoryGrid": Internal(
+        "flwr.superlink.grid",
+        "knowing that a run is simulated, where no node comes later",
+        "a public property of Grid",
+    ),
+    "build_fab_from_disk": Internal(
+        "flwr.cli.build",
+        "the digest of the bundle that flwr run submits",
+        "a documented function, or a command that prints the digest",
+    ),
+    "ControlHttpClient": Internal(
+        "flwr.supercore.control",
+        "registering SuperNodes' keys on a SuperLink of this machine",
+        "flwr supernode register without a configuration of its own",
+    ),
+    "ListNodesRequest": Internal("flwr.proto.control_pb2", "as for ControlHttpClient", "as for ControlHttpClient"),
+    "RegisterNodeRequest": Internal("flwr.proto.control_pb2", "as for ControlHttpClient", "as for ControlHttpClient"),
+    "UnregisterNodeRequest": Internal("flwr.proto.control_pb2", "as for ControlHttpClient", "as for ControlHttpClient"),
+}
+"""Each by its name, which is Flower's."""
 
 
 def missing_internals() -> list[str]:
-    """Say of each part that the installed release of flwr lacks where it was expected; none with flwr 1.41."""
+    """Describe each part that the installed release of flwr lacks at its place."""
     reasons = []
     for name in INTERNALS:
         try:
@@ -94,13 +113,11 @@ def missing_internals() -> list[str]:
 def _resolve(name: str) -> Any:
     internal = INTERNALS[name]
     try:
-        module = import_module(internal.module)
-        return module if internal.attribute is None else getattr(module, internal.attribute)
+        return getattr(import_module(internal.module), name)
     except (ImportError, AttributeError) as error:
-        place = internal.module if internal.attribute is None else f"{internal.module}.{internal.attribute}"
         raise ImportError(
-            f"flwr {version('flwr')} has no {place} ({error}); CollaPipe needs it for: {internal.needed_for}; install "
-            "flwr 1.41"
+            f"flwr {version('flwr')} has no {internal.module}.{name} ({error}); CollaPipe needs it for: "
+            f"{internal.needed_for}; install a flwr that pyproject.toml names"
         ) from error
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import Array
 from numpy.typing import NDArray
 
-from strategies.flower_internals import SType
+from strategies.flower_names import NUMPY_STYPE
 
 MOST_HEAD_BYTES = 1036
 """Longest head of a file that is taken, with its magic string; numpy's own have 128 bytes."""
@@ -24,17 +24,17 @@ _HEADER = re.compile(rb"\{'descr': '([<|][a-z]\d{1,2})', 'fortran_order': (True|
 
 
 class NpyLayout(NamedTuple):
-    """What a ``.npy`` file's head says of the numbers behind it."""
+    """Layout of the numbers behind a ``.npy`` file's head."""
 
     kind: np.dtype[Any]
     shape: tuple[int, ...]
     order: Literal["C", "F"]
     begin: int
-    """Where the numbers begin [byte]."""
+    """Offset of the numbers [byte]."""
 
     @property
     def num_bytes(self) -> int:
-        """Of the whole file."""
+        """Size of the whole file."""
         return self.begin + math.prod(self.shape) * self.kind.itemsize
 
 
@@ -80,8 +80,8 @@ def array_values(array: Array) -> NDArray[Any]:
 
 def values_in_place(array: Array) -> NDArray[Any]:
     """Return an array's values on its own bytes, to be read alone; errors as :func:`array_values`."""
-    if array.stype != SType.NUMPY:
-        raise TypeError(f"expected an array serialized as {SType.NUMPY}, found {array.stype}")
+    if array.stype != NUMPY_STYPE:
+        raise TypeError(f"expected an array serialized as {NUMPY_STYPE}, found {array.stype}")
     content = array.data
     layout = npy_layout(content)
     if len(content) != layout.num_bytes:

@@ -12,10 +12,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime.pacing import Pace
+from client_pipeline.timetable.pacing import Pace
+from strategies.aggregation.server_optimizers import ADAPTIVE
 from strategies.aggregation.weighted_mean import WeightedMean
 from strategies.clusters import ClusterState, check_clusters
-from strategies.flower_internals import FedOpt, log
+from strategies.flower_names import log
 from strategies.npy_bytes import array_values
 from strategies.planning.costs import Times, Work, costs_record, pipeline_work, round_costs
 from strategies.planning.plan_demands import plan_times
@@ -43,9 +44,9 @@ class PlannedStrategy(Strategy):
     """
 
     traits = Traits(keeps="state")
-    """What the run around it must know."""
+    """Traits that the run around it reads."""
     work: Work = staticmethod(pipeline_work)
-    """What a local step takes under the system model."""
+    """Work of a local step under the system model."""
     times: Times = staticmethod(plan_times)
     """The same of each stage, link and micro-batch of what really runs, for paced devices."""
 
@@ -65,9 +66,9 @@ class PlannedStrategy(Strategy):
         self.on_plan = on_plan
         self.time_scale = time_scale
         self.record: dict[str, Any] = {}
-        """Of the last round: its ``plan`` and its ``virtual`` costs, as JSON values."""
+        """Record of the last round: its ``plan`` and its ``virtual`` costs, as JSON values."""
         self.averaged = True
-        """Whether the last round's updates became an average."""
+        """True if the last round's updates became an average."""
         self.uncounted: set[int] = set()
         """Clusters whose answer to the last round is in no average."""
         self._decision: Decision | None = None
@@ -135,6 +136,8 @@ class PlannedStrategy(Strategy):
         log(INFO, "configure_train: clusters %s", [state.cluster for state in selected])
         if decision.power_control is not None:
             log(INFO, "Round %d: %s", server_round, decision.power_control.text())
+        if decision.teb_costs:
+            log(INFO, "Round %d: %s", server_round, decision.teb_costs)
         return [
             Message(
                 content=RecordDict(
@@ -199,17 +202,17 @@ class PlannedStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """No federated evaluation: the server evaluates on its own data (``evaluate_fn``)."""
+        """Ask no cluster: the server evaluates on its own data (``evaluate_fn``)."""
         del server_round, arrays, config, grid
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Nothing to aggregate."""
+        """Aggregate nothing."""
         del server_round, replies
         return None
 
     def state(self) -> dict[str, Any]:
-        """What a continued run must know, as JSON values."""
+        """Return the state that a continued run needs, as JSON values."""
         return {"queues": self.planner.state(), "losses": [state.last_loss for state in self.clusters]}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -238,12 +241,12 @@ class PlannedStrategy(Strategy):
 def start_from(aggregator: Strategy, arrays: ArrayRecord) -> None:
     """Tell one of Flower's adaptive strategies where the round began, in the form that it keeps."""
     if hasattr(aggregator, "current_arrays"):
-        numpy = isinstance(aggregator, FedOpt)
+        numpy = isinstance(aggregator, ADAPTIVE)
         aggregator.current_arrays = {name: array_values(a) for name, a in arrays.items()} if numpy else arrays.copy()
 
 
 def plan_record(policy: str, decision: Decision) -> dict[str, Any]:
-    """How a round's plan came about, as JSON values: ``plan`` of a run's ``rounds.jsonl``."""
+    """Return the origin of a round's plan, as JSON values: ``plan`` of a run's ``rounds.jsonl``."""
     answer = decision.answer
     finite = answer.lower_bound is not None and math.isfinite(answer.lower_bound)
     return {
@@ -254,5 +257,5 @@ def plan_record(policy: str, decision: Decision) -> dict[str, Any]:
         "gap": answer.gap,
         "left_out": [{"cluster": n, "reason": reason} for n, reason in sorted(decision.left_out.items())],
         "power_control": decision.power_control.to_dict() if decision.power_control else None,
-        **({} if decision.window is None else {"lookahead": decision.window.to_dict()}),
+        **({"teb_costs": decision.teb_costs} if decision.teb_costs else {}),
     }

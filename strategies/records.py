@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -17,7 +16,8 @@ from numpy.typing import NDArray
 
 from client_pipeline.link.address import DecoderAddress
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime.pacing import Pace
+from client_pipeline.runtime.control_unit.round_order import HandOver, RoundOrder
+from client_pipeline.timetable.pacing import Pace
 from strategies.npy_bytes import array_values, values_in_place
 
 if TYPE_CHECKING:
@@ -33,13 +33,18 @@ WEIGHT_KEY = "num-examples"
 LOSS_KEY = "loss"
 STEPS_KEY, WALL_KEY = "steps", "wall-s"
 FAULTS_PREFIX = "faults: "
-"""What the line of an error's text that has the round's faults begins with."""
+"""Beginning of the line of an error's text that has the round's faults."""
 BASE_KEY = "base"
 """In the set-up: files and places of the frozen weights, as JSON; empty: they are sent."""
 PULL_KEY = "pull-from"
 """In the set-up: where, and with which token, a node may pull those files, as JSON; it is good until round 1."""
+HAND_OVER_KEY = "hand-over"
+"""In a train message of a simulation with more clusters than client apps at once: a value of :class:`HandOver`."""
+_UNDER_WAY = "under-way"
 SETUP = "query.setup"
 """Message type of the exchange before round 1."""
+SERVE = "query.serve"
+"""Message type of a trained model that boxes are to answer with, and of the end of their answers."""
 
 _PLAN, _DECODER, _PACE, _WAIVED = "plan", "decoder", "pace", "waived"
 
@@ -75,25 +80,6 @@ def shared_tensors(arrays: ArrayRecord) -> dict[str, Tensor]:
         return {name: torch.from_numpy(values_in_place(array)) for name, array in arrays.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainOrder:
-    """What a train message says beside the weights."""
-
-    round: int
-    plan: ClusterPlan | None
-    """None: the control unit plans for itself."""
-    decoder: DecoderAddress | None
-    """None: the control unit trains the decoder itself."""
-    pace: Pace | None
-    """None: the devices run as fast as they can."""
-    waived: tuple[str, ...]
-    """Constraints that the plan need not meet."""
-    counted: tuple[int, ...] = ()
-    """By cluster: the last round whose update of it is in the average. Empty where updates are not compressed."""
-    run: str = ""
-    """Name of the run's directory; empty: the server does not say."""
-
-
 def train_config(
     round_: int,
     plan: ClusterPlan,
@@ -102,7 +88,7 @@ def train_config(
     pace: Pace | None = None,
     waived: Sequence[str] = (),
 ) -> ConfigRecord:
-    """What a planning strategy tells a control unit each round, beside the weights."""
+    """Pack a planning strategy's order to a control unit for one round, without the weights."""
     settings: dict[str, Any] = {ROUND_KEY: round_, _PLAN: json.dumps(plan.to_dict())}
     if decoder is not None:
         settings[_DECODER] = json.dumps(decoder.to_dict())
@@ -113,22 +99,32 @@ def train_config(
     return ConfigRecord(settings)
 
 
-def read_train_config(config: ConfigRecord) -> TrainOrder:
-    """Read a train message's configuration; a stock strategy gives the round alone."""
-    plan = ClusterPlan.from_dict(json.loads(cast(str, config[_PLAN]))) if _PLAN in config else None
-    decoder = DecoderAddress.from_dict(json.loads(cast(str, config[_DECODER]))) if _DECODER in config else None
-    pace = Pace.from_dict(json.loads(cast(str, config[_PACE]))) if _PACE in config else None
-    waived = tuple(cast(list[str], config.get(_WAIVED, [])))
-    counted = tuple(cast(list[int], config.get(COUNTED_KEY, [])))
-    return TrainOrder(
+def read_train_config(config: ConfigRecord, cluster: int) -> RoundOrder:
+    """Read a cluster's order from a train message's configuration, without the weights.
+
+    A stock strategy gives the round alone.
+    """
+    counted = cast(list[int], config.get(COUNTED_KEY, []))
+    return RoundOrder(
         round=int(cast(int, config[ROUND_KEY])),
-        plan=plan,
-        decoder=decoder,
-        pace=pace,
-        waived=waived,
-        counted=counted,
+        plan=ClusterPlan.from_dict(json.loads(cast(str, config[_PLAN]))) if _PLAN in config else None,
+        decoder=DecoderAddress.from_dict(json.loads(cast(str, config[_DECODER]))) if _DECODER in config else None,
+        pace=Pace.from_dict(json.loads(cast(str, config[_PACE]))) if _PACE in config else None,
+        counted=counted[cluster] if 0 <= cluster < len(counted) else 0,
+        waived=tuple(cast(list[str], config.get(_WAIVED, []))),
         run=str(config.get(RUN_KEY, "")),
+        hand_over=HandOver(str(config[HAND_OVER_KEY])) if HAND_OVER_KEY in config else None,
     )
+
+
+def under_way() -> RecordDict:
+    """Make the answer to an order whose round is not over yet."""
+    return RecordDict({CONFIG: ConfigRecord({_UNDER_WAY: True})})
+
+
+def is_under_way(message: Message) -> bool:
+    """Return whether an answer says that the round is not over yet."""
+    return not message.has_error() and _UNDER_WAY in message.content.config_records.get(CONFIG, {})
 
 
 def reply_content(

@@ -28,12 +28,12 @@ _TRAITS = {
     "pipeline": replace(_PLANNED, uploads=False, averages=False),
     "titanic": _PLANNED,
 }
-"""What their classes declare, for who asks for no more: the classes import torch."""
+"""Traits of their classes, for a caller that must not import torch with them."""
 STOCK_KEEPS: dict[str, Keeps] = {
     **dict.fromkeys(("FedAvg", "FedMedian", "FedTrimmedAvg", "Krum", "MultiKrum", "Bulyan", "FedProx"), "nothing"),
     **dict.fromkeys(("FedAvgM", "FedAdagrad", "FedAdam", "FedYogi"), "memory"),
 }
-"""What Flower's own classes keep from round to round; they cannot declare it. The others keep something unknown."""
+"""State that Flower's own classes keep from round to round; they cannot declare it. The others' state is unknown."""
 
 
 def _flower_strategies() -> Any:
@@ -73,14 +73,25 @@ def strategy_class(name: str) -> type[Strategy]:
         For an unknown name, or a class that is no strategy.
     """
     if name in STRATEGIES or ":" in name:
-        return class_named("strategy", STRATEGIES.get(name, name), _flower_strategies().Strategy)
+        cls = class_named("strategy", STRATEGIES.get(name, name), _flower_strategies().Strategy)
+        _refuse_trees(name, cls)
+        return cls
     if name in stock_strategies():
         named: type[Strategy] = getattr(_flower_strategies(), name)
         return named
+    _refuse_trees(name, getattr(_flower_strategies(), name, None))
     raise ValueError(
         f"strategy: expected {', '.join(STRATEGIES)}, one of {', '.join(stock_strategies())}, or module:Class, "
         f"found {name!r}{did_you_mean(name, [*STRATEGIES, *stock_strategies()])}"
     )
+
+
+def _refuse_trees(name: str, cls: type | None) -> None:
+    if any(base.__name__.startswith("FedXgb") for base in getattr(cls, "__mro__", ())):
+        raise ValueError(
+            f"strategy: {name} joins trees of XGBoost, and a run trains a Transformer; expected one of "
+            f"{', '.join([*STRATEGIES, *stock_strategies()])}"
+        )
 
 
 def traits_by_name(name: str) -> Traits:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from strategies.aggregation.server_optimizers import memory_of, remember
@@ -27,6 +28,15 @@ class ResumedStrategy(Strategy):
     def __init__(self, strategy: Strategy, completed: int) -> None:
         self.strategy = strategy
         self.completed = completed
+
+    def start(self, *arguments: Any, **named: Any) -> Result:
+        """See Strategy; its log counts the rounds of the whole run."""
+        numbers, logger = _RunNumbers(self.completed), logging.getLogger("flwr")
+        logger.addFilter(numbers)
+        try:
+            return super().start(*arguments, **named)
+        finally:
+            logger.removeFilter(numbers)
 
     def summary(self) -> None:
         """Log the strategy's configuration."""
@@ -55,6 +65,19 @@ class ResumedStrategy(Strategy):
         return self.strategy.aggregate_evaluate(server_round + self.completed, replies)
 
 
+class _RunNumbers(logging.Filter):
+    """Adds the rounds that are done already to those in Flower's headings, ``[ROUND 1/3]``."""
+
+    def __init__(self, completed: int) -> None:
+        super().__init__()
+        self._completed = completed
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.msg == "[ROUND %s/%s]" and isinstance(record.args, tuple):
+            record.args = tuple(number + self._completed for number in record.args if isinstance(number, int))
+        return True
+
+
 def check_unchanged(old_values: Mapping[str, object], new_values: Mapping[str, object], free: Collection[str]) -> None:
     """Refuse to go on with a run under another configuration than it began with.
 
@@ -67,8 +90,14 @@ def check_unchanged(old_values: Mapping[str, object], new_values: Mapping[str, o
     Raises
     ------
     ValueError
-        Naming the keys that differ.
+        Naming the keys that differ, or those by which the run is another release's.
     """
+    if unknown := sorted(old_values.keys() ^ new_values.keys()):
+        # Keys come and go with what they decide, so their defaults need not be what the run was computed with.
+        raise ValueError(
+            f"resume: another release of CollaPipe began this run: {', '.join(unknown)} differ between the two; go on "
+            "with that release, or start a new run with model.from set to this one's model"
+        )
     changed = sorted(
         k
         for k in old_values.keys() | new_values.keys()
@@ -80,7 +109,7 @@ def check_unchanged(old_values: Mapping[str, object], new_values: Mapping[str, o
 
 
 def is_free(key: str, free: Collection[str]) -> bool:
-    """Whether a key is one of ``free``, or in one of its tables."""
+    """Return whether a key is one of ``free``, or in one of its tables."""
     return key in free or key.rpartition(".")[0] + "." in free
 
 
@@ -105,7 +134,7 @@ def check_resumable(name: str, options: Mapping[str, object]) -> None:
 
 
 def kept_memory(strategy: Strategy) -> dict[str, Tensor]:
-    """What the strategy that averages remembers from round to round, for a checkpoint: the strategy itself, or its own.
+    """Return the memory of the strategy that averages, itself or its aggregator, for a checkpoint.
 
     See :func:`strategies.aggregation.server_optimizers.memory_of`.
     """
@@ -113,7 +142,7 @@ def kept_memory(strategy: Strategy) -> dict[str, Tensor]:
 
 
 def kept_state(strategy: Strategy) -> dict[str, Any] | None:
-    """What a strategy keeps beside that, as JSON values; None where it is nothing."""
+    """Return the other state of a strategy, as JSON values; None without any."""
     return strategy.state() if isinstance(strategy, PlannedStrategy) else None
 
 

@@ -53,7 +53,7 @@ class SeparateModels(PlannedStrategy):
 
 
 def cluster_prefix(cluster: int) -> str:
-    """What the names of a cluster's own arrays begin with."""
+    """Return the prefix of the names of a cluster's own arrays."""
     return f"cluster-{cluster}/"
 
 

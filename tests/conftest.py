@@ -1,10 +1,13 @@
 """Fixtures shared by the tests."""
 
+import functools
 import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from client_pipeline.runtime.ray.private_ray import prepare_private_ray
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -13,6 +16,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Where other programs fill the memory, Ray would end a test's actors.
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
+
+# Ray reads its settings when it is imported, and many a test imports it.
+prepare_private_ray()
 
 # Actors and simulated clients find what a test hands them by the name of its module.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.path.dirname(__file__), os.environ.get("PYTHONPATH"))))
@@ -23,15 +29,43 @@ import torch  # noqa: E402
 torch.set_num_threads(1)
 
 
+def pytest_configure(config):
+    """Leave out the deep tests where the command names neither tests nor a mark."""
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.markexpr:
+        config.option.markexpr = "not deep"
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark as ``fast`` what neither is ``slow`` nor needs Ray. Long files come first, those of fast tests last."""
+    """Mark each test as ``fast`` or ``slow``, and as ``deep`` if slow without a promise; sort long files first."""
     for item in items:
         if "local_ray" in item.fixturenames:
             item.add_marker(pytest.mark.slow)
-        elif not item.get_closest_marker("slow"):
+        if not item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.fast)
+            # One that hangs ends long before the others have run.
+            item.add_marker(pytest.mark.timeout(120))
+        elif not item.get_closest_marker("promise"):
+            item.add_marker(pytest.mark.deep)
     slow_files = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: ("whole" not in item.path.parts, item.path not in slow_files))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Let one process run all deployments, one after the other: each is a dozen programs, whose peers wait for them."""
+    from xdist.scheduler import LoadFileScheduling
+
+    @functools.cache
+    def deploys(file):
+        return "helpers.hosts" in Path(config.rootpath, file).read_text("utf-8")
+
+    class OneDeployment(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return "deployments" if deploys(file) else file
+
+    return OneDeployment(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -73,22 +107,15 @@ def history_checker():
 
 
 @pytest.fixture(scope="session")
-def ray_secret():
-    """Variables without which no program may speak to ``local_ray``; empty until it has started."""
-    return {}
-
-
-@pytest.fixture(scope="session")
-def local_ray(ray_secret):
+def local_ray():
     """One Ray of this test run's own, ended with it."""
     import ray
 
-    from client_pipeline.runtime.private_ray import private_ray
+    from client_pipeline.runtime.ray.private_ray import private_ray
 
-    with private_ray(num_cpus=4) as environment, pytest.MonkeyPatch.context() as patch:
+    with private_ray(num_cpus=4), pytest.MonkeyPatch.context() as patch:
         # Which worker died, it would say in the middle of whatever test comes next.
         patch.setattr(ray._private.worker, "print_to_stdstream", lambda *data, **options: None)
-        ray_secret.update({name: environment[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")})
         yield ray
 
 
@@ -117,6 +144,12 @@ def simulations():
     from helpers.simulation import end_simulations
 
     end_simulations()
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """An empty working folder."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Where the decoder's service is in a round, and how a channel to it is opened."""
+"""Address of the decoder's service in a round, and channels to it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import grpc
 
 from client_pipeline.link.frame_limits import DEFAULT_MAX_BYTES
 from client_pipeline.link.hosts import is_loopback
+from client_pipeline.link.keepalive import channel_options
 
 SERVICE = "collapipe.Decoder"
 METHOD = "Exchange"
@@ -20,7 +21,7 @@ WEIGHTS_METHOD = "Weights"
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderAddress:
-    """What a CU is told, in its Flower train message, about the decoder of one round. All values are scalars."""
+    """The decoder of one round, as a CU's Flower train message describes it. All values are scalars."""
 
     target: str
     """``host:port``."""
@@ -29,9 +30,9 @@ class DecoderAddress:
     round: int
     cluster: int
     join_timeout_s: float = 60.0
-    """How long the decoder may wait for the other CUs before it welcomes this one."""
+    """Longest wait of the decoder for the other CUs before it welcomes this one."""
     step_timeout_s: float = 300.0
-    """How long the decoder may wait for the other CUs to close a step."""
+    """Longest wait of the decoder for the other CUs to close a step."""
     max_frame_bytes: int = DEFAULT_MAX_BYTES
     tls: bool = False
     root_certificate: str = ""
@@ -72,25 +73,8 @@ class LinkCertificates:
 
     @property
     def requires_tls(self) -> bool:
-        """Whether any file is given: this CU then connects under TLS only."""
+        """True if any file is given: this CU then connects under TLS only."""
         return bool(self.certificate or self.key or self.root_certificate)
-
-
-def channel_options(max_frame_bytes: int) -> list[tuple[str, int]]:
-    """Options that both ends share."""
-    return [
-        ("grpc.max_send_message_length", max_frame_bytes),
-        ("grpc.max_receive_message_length", max_frame_bytes),
-        # Activations of a MiB in one HTTP/2 frame, not in 64 of the default size.
-        ("grpc.http2.max_frame_size", 2**24 - 1),
-        # A peer that vanished without a word is noticed within about a minute.
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 30_000),
-        # An unanswered keepalive ends a connection only after this, too; gRPC's own is a minute.
-        ("grpc.http2.ping_timeout_ms", 30_000),
-        ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    ]
 
 
 def open_channel(address: DecoderAddress, certificates: LinkCertificates, most_bytes: int = 0) -> grpc.Channel:

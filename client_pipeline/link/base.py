@@ -1,18 +1,18 @@
-"""What a control unit needs of the decoder, wherever it runs."""
+"""A control unit's link to the decoder, wherever that runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from client_pipeline.partition.micro_batches import StepId
+from client_pipeline.partition.dropout_seed import StepId
 
 
 class LinkError(RuntimeError):
-    """The decoder refused, closed or was too late; the message says who and why."""
+    """The decoder refused, closed or was too late; the message gives its address and the reason."""
 
 
 class NotFiniteLink(LinkError):
@@ -31,11 +31,20 @@ class Gradient:
     """Squared norm of the decoder's gradient g_n; on the last micro-batch of a step only."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class States:
+    """The decoder's first answer to a micro-batch whose labels stay in the cluster."""
+
+    micro_batch: int
+    tensor: Tensor
+    """States after the server's blocks, [B, T, D]."""
+
+
 class Cut(NamedTuple):
     """A cut of a link that was mended."""
 
     noticed: float
-    """When it was noticed [s, ``time.monotonic``]."""
+    """Time at which it was noticed [s, ``time.monotonic``]."""
     seconds: float
     """Until the link was there again [s]."""
     resent_bytes: int
@@ -51,34 +60,20 @@ class DecoderLink(Protocol):
     :class:`LinkError` at the link's timeout.
     """
 
-    @property
-    def is_remote(self) -> bool:
-        """Whether it goes over a network, which can be cut."""
-        ...
+    is_remote: bool
+    """True if it goes over a network, which can be cut."""
+    bytes_up: int
+    """Bytes sent to the decoder over a network."""
+    bytes_down: int
+    """Bytes received from the decoder."""
+    payload_up: int
+    """Bytes of ``bytes_up`` that are tensors', without headers."""
+    payload_down: int
+    """Bytes of ``bytes_down`` that are tensors', without headers."""
 
     @property
     def cuts(self) -> Sequence[Cut]:
         """Cuts that were mended so far, oldest first; none without a network."""
-        ...
-
-    @property
-    def bytes_up(self) -> int:
-        """Bytes that have gone to the decoder over a network."""
-        ...
-
-    @property
-    def bytes_down(self) -> int:
-        """Bytes that have come from it."""
-        ...
-
-    @property
-    def payload_up(self) -> int:
-        """Bytes of ``bytes_up`` that are tensors', without headers."""
-        ...
-
-    @property
-    def payload_down(self) -> int:
-        """Bytes of ``bytes_down`` that are tensors', without headers."""
         ...
 
     def begin_step(self, step: StepId, num_micro_batches: int, total_weight: float) -> None:
@@ -108,7 +103,7 @@ class DecoderLink(Protocol):
     def drop_step(self) -> None:
         """Break off the step in progress, which may be begun again: its sums are forgotten, here and at the decoder.
 
-        Whoever waits on the link gets a :class:`LinkError`. Never raises.
+        Calls that wait on the link raise :class:`LinkError`. Never raises itself.
         """
         ...
 
@@ -121,7 +116,7 @@ class DecoderLink(Protocol):
         ...
 
     def abort(self) -> None:
-        """Break off: whoever waits on the link gets a :class:`LinkError`. Never raises."""
+        """Break off: calls that wait on the link raise :class:`LinkError`. Never raises itself."""
         ...
 
     def cut(self, for_s: float = 0.0) -> None:
@@ -130,81 +125,10 @@ class DecoderLink(Protocol):
 
 
 class ForwardingLink:
-    """A link that hands everything on to another one; what is different on it overrides a method."""
+    """A link that hands everything on to another one; a subclass overrides what differs."""
 
     def __init__(self, link: DecoderLink) -> None:
         self.link = link
 
-    @property
-    def is_remote(self) -> bool:
-        """See :class:`DecoderLink`."""
-        return self.link.is_remote
-
-    @property
-    def cuts(self) -> Sequence[Cut]:
-        """See :class:`DecoderLink`."""
-        return self.link.cuts
-
-    @property
-    def bytes_up(self) -> int:
-        """See :class:`DecoderLink`."""
-        return self.link.bytes_up
-
-    @property
-    def bytes_down(self) -> int:
-        """See :class:`DecoderLink`."""
-        return self.link.bytes_down
-
-    @property
-    def payload_up(self) -> int:
-        """See :class:`DecoderLink`."""
-        return self.link.payload_up
-
-    @property
-    def payload_down(self) -> int:
-        """See :class:`DecoderLink`."""
-        return self.link.payload_down
-
-    def begin_step(self, step: StepId, num_micro_batches: int, total_weight: float) -> None:
-        """See :class:`DecoderLink`."""
-        self.link.begin_step(step, num_micro_batches, total_weight)
-
-    def send_tied(self, tied: Mapping[str, Tensor]) -> None:
-        """See :class:`DecoderLink`."""
-        self.link.send_tied(tied)
-
-    def receive_tied(self) -> dict[str, Tensor]:
-        """See :class:`DecoderLink`."""
-        return self.link.receive_tied()
-
-    def send(self, micro_batch: int, hidden_BTD: Tensor, mask_BT: Tensor, targets: Mapping[str, Tensor]) -> None:
-        """See :class:`DecoderLink`."""
-        self.link.send(micro_batch, hidden_BTD, mask_BT, targets)
-
-    def receive(self) -> Gradient:
-        """See :class:`DecoderLink`."""
-        return self.link.receive()
-
-    def tell(self, news: str) -> None:
-        """See :class:`DecoderLink`."""
-        self.link.tell(news)
-
-    def drop_step(self) -> None:
-        """See :class:`DecoderLink`."""
-        self.link.drop_step()
-
-    def end_step(self, scale: float) -> None:
-        """See :class:`DecoderLink`."""
-        self.link.end_step(scale)
-
-    def close(self) -> None:
-        """See :class:`DecoderLink`."""
-        self.link.close()
-
-    def abort(self) -> None:
-        """See :class:`DecoderLink`."""
-        self.link.abort()
-
-    def cut(self, for_s: float = 0.0) -> None:
-        """See :class:`DecoderLink`."""
-        self.link.cut(for_s)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.link, name)

@@ -1,4 +1,4 @@
-"""What a control unit tells of a round while it goes on: faults as they happen, devices without a sign of life."""
+"""News of a cluster during a round: faults as they happen, and devices without a sign of life."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FAULT_FIELDS = {*_NUMBERS, "kind", "recovered", "seconds", "reason"}
 
 
 class LifeSign(NamedTuple):
-    """A device that does not say that it is there."""
+    """A device that gives no sign of life."""
 
     device: int
     state: str
@@ -29,13 +29,13 @@ class LifeSign(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterNews:
-    """All that is to be told of a cluster's round at this moment; it replaces what was told before."""
+    """State of a cluster's round at this moment; it replaces the news before it."""
 
     round: int
     is_over: bool = False
-    """Whether the cluster's round has ended: what happened in it stands in the round's line."""
+    """True if the cluster's round has ended: its faults then stand in the round's line."""
     faults: Sequence[Mapping[str, Any]] = ()
-    """As :class:`client_pipeline.runtime.faults.FaultRecord` has them; the newest come last."""
+    """Fields of :class:`client_pipeline.runtime.transport.faults.FaultRecord`; the newest come last."""
     signs: Sequence[LifeSign] = ()
 
     def to_text(self) -> str:

@@ -1,10 +1,10 @@
-"""How large a frame of the decoder's stream, its header and its numbers may be."""
+"""Limits of a frame of the decoder's stream, its header and its numbers."""
 
 DEFAULT_MAX_BYTES = 64 * 2**20
-"""Of a whole frame, unless the configuration says otherwise [byte]."""
+"""Largest frame, unless the configuration gives another limit [byte]."""
 MAX_HEADER_BYTES = 64 * 2**10
 MAX_DIMENSIONS = 8
 LARGEST_INT = 2**63 - 1
 """Whole numbers of a header are at most as large, either way."""
 PULLED_BYTES = 2**20
-"""Of one piece of a file of frozen weights, at most [byte]."""
+"""Largest piece of a file of frozen weights [byte]."""

@@ -10,6 +10,9 @@ Up, from a CU::
     tied         round, step, name, start (first row), attempt                  rows [R,...]
     micro_batch  round, step, micro_batch, num_micro_batches, weight, seed,   hidden [B,T,D], mask [B,T],
                  total_weight (first of a step), attempt                      target.<name> [B,...]
+    forward      round, step, micro_batch, num_micro_batches, weight, seed,   hidden [B,T,D], mask [B,T]
+                 total_weight (first of a step), attempt
+    states_gradient round, step, micro_batch, attempt                         gradient [B,T,D]
     step_end     round, step, scale
     bye
     leave        reason; token, round, cluster (as first frame)
@@ -21,14 +24,20 @@ Down, from the decoder::
     welcome      version, decoder_sync, resume, step, closed
     gradient     round, step, micro_batch, loss_sum, norm_sq (last of a step),  gradient [B,T,D]
                  attempt
+    states       round, step, micro_batch, attempt                              states [B,T,D]
     tied_gradient round, step, name, start (first row), attempt                 rows [R,...]
     step_applied round, step
     goodbye
 
+Where labels stay in the clusters, ``forward`` takes the place of ``micro_batch``. The decoder answers with ``states``
+after its blocks, and with ``gradient`` once ``states_gradient``, of the loss that the control unit computes, has come;
+its ``loss_sum`` is 0: no loss is sent.
+
 ``tied`` frames come before the first micro-batch of every step after a round's first: with the first the decoder knows
-the value, which is that of the round. ``tied_gradient`` frames come after the last gradient of a step. ``hidden`` and
-``gradient`` are float32, or bytes [B,T,row] of the codec that hello declares
-(:mod:`client_pipeline.link.activation_codec`).
+the value, which is that of the round. ``tied_gradient`` frames come after the last gradient of a step. ``hidden``,
+``states`` and ``gradient`` are float32, or bytes [B,T,row] of the codec that hello declares
+(:mod:`client_pipeline.link.activation_codec`). ``mask`` is bool, or int16 where sequences have several examples
+(:mod:`client_pipeline.partition.packed_mask`).
 
 ``attempt`` counts how often a step was begun before (absent: 0). A stream that was cut is opened again with a hello
 whose token is ``resume`` of the last welcome, good until the frame after that hello. ``step`` of the new welcome is the
@@ -68,20 +77,26 @@ _DTYPES = {
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _read_blob: Callable[[bytes], list[tuple[str, dict[str, Any]]]] = deserialize
 
+_Fields = dict[str, tuple[type, float | None]]
+_MICRO_BATCH: _Fields = {
+    "round": (int, 1),
+    "step": (int, 1),
+    "micro_batch": (int, 0),
+    "num_micro_batches": (int, 1),
+    "weight": (float, 0),
+    "seed": (int, None),
+    "total_weight?": (float, 0),
+    "attempt?": (int, 0),
+}
+_STATES: _Fields = {"round": (int, 1), "step": (int, 1), "micro_batch": (int, 0), "attempt?": (int, 0)}
+_ROWS: _Fields = {"round": (int, 1), "step": (int, 1), "name": (str, None), "start": (int, 0), "attempt?": (int, 0)}
 # Header fields of each kind: type and smallest value; a trailing "?" marks what may be left out.
-_FIELDS: dict[str, dict[str, tuple[type, float | None]]] = {
+_FIELDS: dict[str, _Fields] = {
     "hello": {"version": (int, 0), "token": (str, None), "round": (int, 1), "cluster": (int, 0), "codec?": (str, None)},
-    "tied": {"round": (int, 1), "step": (int, 1), "name": (str, None), "start": (int, 0), "attempt?": (int, 0)},
-    "micro_batch": {
-        "round": (int, 1),
-        "step": (int, 1),
-        "micro_batch": (int, 0),
-        "num_micro_batches": (int, 1),
-        "weight": (float, 0),
-        "seed": (int, None),
-        "total_weight?": (float, 0),
-        "attempt?": (int, 0),
-    },
+    "tied": _ROWS,
+    "micro_batch": _MICRO_BATCH,
+    "forward": _MICRO_BATCH,
+    "states_gradient": _STATES,
     "step_end": {"round": (int, 1), "step": (int, 1), "scale": (float, 0)},
     "bye": {},
     "leave": {"reason": (str, None), "token?": (str, None), "round?": (int, 1), "cluster?": (int, 0)},
@@ -94,27 +109,18 @@ _FIELDS: dict[str, dict[str, tuple[type, float | None]]] = {
         "step?": (int, 1),
         "closed?": (int, 0),
     },
-    "gradient": {
-        "round": (int, 1),
-        "step": (int, 1),
-        "micro_batch": (int, 0),
-        "loss_sum": (float, None),
-        "norm_sq?": (float, 0),
-        "attempt?": (int, 0),
-    },
-    "tied_gradient": {
-        "round": (int, 1),
-        "step": (int, 1),
-        "name": (str, None),
-        "start": (int, 0),
-        "attempt?": (int, 0),
-    },
+    "gradient": {**_STATES, "loss_sum": (float, None), "norm_sq?": (float, 0)},
+    "states": _STATES,
+    "tied_gradient": _ROWS,
     "step_applied": {"round": (int, 1), "step": (int, 1)},
     "goodbye": {},
 }
 _TENSORS = {
     "tied": ("rows",),
     "micro_batch": ("hidden", "mask"),
+    "forward": ("hidden", "mask"),
+    "states_gradient": ("gradient",),
+    "states": ("states",),
     "gradient": ("gradient",),
     "tied_gradient": ("rows",),
 }

@@ -48,8 +48,26 @@ def split_address(key: str, address: str, default_port: int | None = None) -> Ho
     return HostPort(host, int(port))
 
 
+def check_ipv4_host(key: str, host: str) -> None:
+    """Refuse a host that is neither a name nor an IPv4 address: the machines of a deployment do not use IPv6.
+
+    Raises
+    ------
+    ValueError
+        Naming ``key``.
+    """
+    try:
+        is_ipv6 = ipaddress.ip_address(host.strip("[]")).version == 6
+    except ValueError:
+        is_ipv6 = ":" in host
+    if is_ipv6:
+        raise ValueError(f"{key}: expected a name or an IPv4 address, found {host!r}: a deployment speaks no IPv6 yet")
+    if not host or any(character.isspace() or character == "/" for character in host):
+        raise ValueError(f"{key}: expected a name or an IPv4 address, found {host!r}")
+
+
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``."""
+    """Return whether only this machine can reach ``host``."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

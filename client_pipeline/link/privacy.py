@@ -1,10 +1,11 @@
-"""What leaves a cluster, clipped and with Gaussian noise: the updates of the encoder, and the activations.
+"""Clipping and Gaussian noise for what leaves a cluster: updates, activations, and gradients where labels stay.
 
 Noise is drawn on the control unit, before anything is sent or compressed, so that neither the server nor the network
 sees more. It is drawn, scaled and added in float64, and the sum is rounded to the type that is sent::
 
     update        u = trained - start, all tensors as one vector      u min(1, C / |u|) + N(0, (z C)^2)
     activation    h, one row a token                                  h min(1, C / |h|) + N(0, (z C)^2)
+    gradient      of a token's own loss by its states, one row        g min(1, C / |g|) + N(0, (z C)^2)
 
 C is the clip, z the noise multiplier. What that guarantees, and what not: ``docs/threat-model.md``.
 """
@@ -24,7 +25,9 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 from torch import Tensor
 
+from client_pipeline.link.base import DecoderLink, ForwardingLink, Gradient, LinkError
 from client_pipeline.link.privacy_config import PrivacyConfig
+from client_pipeline.partition.dropout_seed import StepId
 
 _PAIRS = 1 << 13
 """Numbers are drawn in parts of so many pairs, which stay in a processor's cache."""
@@ -92,11 +95,23 @@ def private_activations(
     hidden_BTD: Tensor, mask_BT: Tensor, config: PrivacyConfig, noise: NoiseSource, *place: int | str
 ) -> Tensor:
     """Clip and noise the activations of a micro-batch as they are sent; padding is zero, as the mask is no secret."""
-    rows_BTD, _ = clip_tokens(hidden_BTD.double(), mask_BT, config.activation_clip)
-    if config.activation_noise:
-        std = config.activation_noise * config.activation_clip
-        rows_BTD = rows_BTD + std * noise.like(rows_BTD, *place) * mask_BT[..., None]
-    return rows_BTD.to(hidden_BTD.dtype)
+    return _private_rows(hidden_BTD, mask_BT, config.activation_clip, config.activation_noise, noise, *place)
+
+
+def private_gradient(
+    gradient_BTD: Tensor, mask_BT: Tensor, config: PrivacyConfig, noise: NoiseSource, *place: int | str
+) -> Tensor:
+    """Clip and noise the gradients of the tokens' losses by their states; also of tokens that have no loss."""
+    return _private_rows(gradient_BTD, mask_BT, config.gradient_clip, config.gradient_noise, noise, *place)
+
+
+def _private_rows(
+    rows_BTD: Tensor, mask_BT: Tensor, clip: float, multiplier: float, noise: NoiseSource, *place: int | str
+) -> Tensor:
+    clipped_BTD, _ = clip_tokens(rows_BTD.double(), mask_BT, clip)
+    if multiplier:
+        clipped_BTD = clipped_BTD + multiplier * clip * noise.like(clipped_BTD, *place) * mask_BT[..., None]
+    return clipped_BTD.to(rows_BTD.dtype)
 
 
 def clip_gradient(gradient_BTD: Tensor, hidden_BTD: Tensor, factor_BT1: Tensor) -> Tensor:
@@ -134,3 +149,59 @@ def private_update(
         drawn = std * noise.like(change, *place, name) if std else 0.0
         sent[name] = (start[name].double() + change * factor + drawn).to(trained[name].dtype)
     return sent
+
+
+class PrivateLink(ForwardingLink):
+    """A link to the decoder on which activations are clipped and noised.
+
+    The gradient that comes back is taken through the clipping, so that training minimises the loss of what was sent.
+    """
+
+    def __init__(self, link: DecoderLink, config: PrivacyConfig, noise: NoiseSource) -> None:
+        super().__init__(link)
+        self.config = config
+        self.noise = noise
+        self._step: StepId | None = None
+        self._sent_activations: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def begin_step(self, step: StepId, num_micro_batches: int, total_weight: float) -> None:
+        """See :class:`DecoderLink`."""
+        self._step = step
+        self._sent_activations.clear()
+        self.link.begin_step(step, num_micro_batches, total_weight)
+
+    def send(self, micro_batch: int, hidden_BTD: Tensor, mask_BT: Tensor, targets: Mapping[str, Tensor]) -> None:
+        """Hand over the activations as :func:`private_activations` has them."""
+        step = self._step
+        place = (step.round, step.step, step.cluster, micro_batch) if step is not None else (micro_batch,)
+        # Of a packed mask, too, each token counts once.
+        real_BT = mask_BT != 0
+        real_BTD = hidden_BTD.detach() * real_BT[..., None]
+        self._sent_activations[micro_batch] = (
+            real_BTD,
+            clip_tokens(real_BTD, real_BT, self.config.activation_clip)[1],
+            real_BT,
+        )
+        private_BTD = private_activations(real_BTD, real_BT, self.config, self.noise, *place)
+        self.link.send(micro_batch, private_BTD, mask_BT, targets)
+
+    def receive(self) -> Gradient:
+        """Wait for the gradient of the next micro-batch, with respect to its activations before they were clipped."""
+        gradient = self.link.receive()
+        sent = self._sent_activations.pop(gradient.micro_batch, None)
+        if sent is None:
+            raise LinkError(f"the step of micro-batch {gradient.micro_batch} was dropped before its gradient came")
+        real_BTD, factor_BT1, mask_BT = sent
+        if gradient.tensor.shape != real_BTD.shape:
+            return gradient  # the pipeline refuses it, and says why
+        return Gradient(
+            micro_batch=gradient.micro_batch,
+            tensor=clip_gradient(gradient.tensor, real_BTD, factor_BT1) * mask_BT[..., None],
+            loss_sum=gradient.loss_sum,
+            norm_sq=gradient.norm_sq,
+        )
+
+    def drop_step(self) -> None:
+        """See :class:`DecoderLink`."""
+        self._sent_activations.clear()
+        self.link.drop_step()

@@ -1,4 +1,4 @@
-"""What of a cluster is clipped and noised, and by whom: table ``[privacy]``."""
+"""Table ``[privacy]``: clipping and noise of updates and activations."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ class PrivacyConfig:
     update_noise: float = 0.0
     """Noise multiplier of the updates: standard deviation over ``update-clip``; 0: none."""
     update_mechanism: str = "local"
-    """Who clips and noises updates. ``local``: each control unit its own. The others are Flower's, which noise the mean
-    of the updates on the server: ``server-fixed`` and ``server-adaptive`` clip there, too, ``client-fixed`` and
-    ``client-adaptive`` on the clusters; an adaptive clip begins with ``update-clip``."""
+    """Place of clipping and noise of updates. ``local``: each control unit its own. The others are Flower's: they noise
+    the mean of the updates on the server. ``server-fixed`` and ``server-adaptive`` clip there, too; ``client-fixed``
+    and ``client-adaptive`` clip on the clusters. An adaptive clip begins with ``update-clip``."""
     activation_clip: float = 0.0
     """Largest L2 norm of a token's activation that goes to the server; 0: any."""
     activation_noise: float = 0.0
     """Noise multiplier of the activations: standard deviation over ``activation-clip``; 0: none."""
-    secure_aggregation: bool = False
-    """Whether the server learns the mean of the updates alone, by SecAgg+. It still sees all activations."""
+    gradient_clip: float = 0.0
+    """Where ``split.labels`` = ``cluster``: largest L2 norm of the gradient of a token's loss that goes to the server;
+    0: any."""
+    gradient_noise: float = 0.0
+    """Noise multiplier of these gradients: standard deviation over ``gradient-clip``; 0: none."""
     delta: float = 1e-5
     """Delta that the epsilon spent is reported at."""
     seed: int = -1
@@ -34,7 +37,7 @@ class PrivacyConfig:
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning, or no bound."""
-        for target in ("update", "activation"):
+        for target in ("update", "activation", "gradient"):
             clip, noise = getattr(self, f"{target}_clip"), getattr(self, f"{target}_noise")
             for kind, value in (("clip", clip), ("noise", noise)):
                 if not (math.isfinite(value) and value >= 0):
@@ -62,10 +65,15 @@ class PrivacyConfig:
 
     @property
     def on_activations(self) -> bool:
-        """Whether activations are changed before they are sent."""
+        """True if activations are changed before they are sent."""
         return self.activation_clip > 0
 
     @property
+    def on_gradients(self) -> bool:
+        """True if gradients of states are changed before they are sent."""
+        return self.gradient_clip > 0
+
+    @property
     def on_updates(self) -> bool:
-        """Whether a control unit changes updates before it sends them."""
+        """True if a control unit changes updates before it sends them."""
         return self.update_clip > 0 and self.update_mechanism == "local"

@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import grpc
@@ -16,9 +16,9 @@ from client_pipeline.link.base import Cut, LinkError, NotFiniteLink
 from client_pipeline.link.frames import Frame, FrameError, decode, encode
 
 REOPEN_S = 12.5
-"""How long a cut stream is tried to be opened again [s]; the decoder waits a little longer."""
+"""Longest time of attempts to open a cut stream again [s]; the decoder waits a little longer."""
 _WELCOME_S = 5.0
-"""How long one attempt may take [s]."""
+"""Longest time of one attempt [s]."""
 _PAUSES_S = (0.0, 0.1, 0.3, 1.0, 2.0)
 _FRUITLESS = 5
 """Streams that may be cut one after the other without a single answer between."""
@@ -26,32 +26,8 @@ _LEAVE_S = 1.0
 _NEWS_S = 1.0
 
 
-class Journal:
-    """Frames of the steps that the decoder has not confirmed, to be sent again after a cut."""
-
-    def __init__(self) -> None:
-        self._frames: dict[int, list[bytes]] = {}
-
-    def add(self, step: int, data: bytes) -> None:
-        """Note a frame."""
-        self._frames.setdefault(step, []).append(data)
-
-    def forget(self, step: int) -> None:
-        """Drop the frames of a step that will be begun again."""
-        self._frames.pop(step, None)
-
-    def confirm(self, step: int) -> None:
-        """Drop the frames of a step that counted, and of those before it."""
-        for old in [number for number in self._frames if number <= step]:
-            del self._frames[old]
-
-    def since(self, step: int) -> list[bytes]:
-        """Frames from a step on, in the order in which they were sent."""
-        return [data for number in sorted(self._frames) if number >= step for data in self._frames[number]]
-
-
 class _Call:
-    """One gRPC call to the decoder: answers come out of it as it is gone through."""
+    """One gRPC call to the decoder."""
 
     def __init__(self, address: DecoderAddress, certificates: LinkCertificates) -> None:
         self._channel = open_channel(address, certificates)
@@ -59,14 +35,8 @@ class _Call:
         exchange = self._channel.stream_stream(
             f"/{SERVICE}/{METHOD}", request_serializer=None, response_deserializer=None
         )
-        self._answers: Any = exchange(iter(self._outbox.get, None))
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._answers)
-
-    def __next__(self) -> bytes:
-        answer: bytes = next(self._answers)
-        return answer
+        self.answers: Any = exchange(iter(self._outbox.get, None))
+        """Iterator over the frames that come."""
 
     def put(self, data: bytes) -> None:
         """Send a frame."""
@@ -85,7 +55,7 @@ class _Call:
 
     def cancel(self) -> None:
         """Break the call off."""
-        self._answers.cancel()
+        self.answers.cancel()
 
     def close(self) -> None:
         """Break the call off and close its channel."""
@@ -111,7 +81,8 @@ class DecoderConnection:
 
     def __init__(self, address: DecoderAddress, certificates: LinkCertificates, hello: Callable[[str], bytes]) -> None:
         self.address = address
-        self.journal = Journal()
+        self._unconfirmed: dict[int, list[bytes]] = {}
+        """Frames of each step that the decoder has not confirmed, to be sent again after a cut."""
         self.confirmed = 0
         """Last step that the decoder is known to have taken."""
         self.cuts: list[Cut] = []
@@ -121,28 +92,20 @@ class DecoderConnection:
         self._resume = ""
         self._lock = threading.Lock()
         self._inbox: queue.SimpleQueue[bytes | LinkError | None] = queue.SimpleQueue()
-        self._failure: LinkError | None = None
-        self._closed = False
+        self.failure: LinkError | None = None
+        """Reason why the stream has ended; None while it is open."""
+        self.closed = False
+        """True if it was closed from this side."""
         self._fruitless = 0
         self._answered = False
         self._dark_until = 0.0
         """Until then a stream that was cut on purpose stays so [s, monotonic]."""
         self._ready = True
-        """Whether frames go out at once; between a cut and its end they are only noted."""
+        """True if frames go out at once; between a cut and its end they are only noted."""
         self._call = _Call(address, certificates)
         self._call.put(hello(address.token))
         self._reader = threading.Thread(target=self._read, name="decoder-stream", daemon=True)
         self._reader.start()
-
-    @property
-    def failure(self) -> LinkError | None:
-        """Why there is no stream any more; None while there is."""
-        return self._failure
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed from this side."""
-        return self._closed
 
     def resume_with(self, token: str) -> None:
         """Note the token that opens the next stream."""
@@ -152,24 +115,28 @@ class DecoderConnection:
     def put(self, data: bytes, step: int) -> None:
         """Send a frame; it is kept until its step is confirmed."""
         with self._lock:
-            self.journal.add(step, data)
+            self._unconfirmed.setdefault(step, []).append(data)
             if self._ready:
                 self._call.put(data)
 
     def confirm(self, step: int) -> None:
         """Note that the decoder has taken a step."""
         with self._lock:
-            self.confirmed = max(self.confirmed, step)
-            self.journal.confirm(step)
+            self._confirm(step)
+
+    def _confirm(self, step: int) -> None:
+        """Drop the frames of a step that counted, and of those before it; under the lock."""
+        self.confirmed = max(self.confirmed, step)
+        self._unconfirmed = {number: frames for number, frames in self._unconfirmed.items() if number > step}
 
     def drop(self, step: int) -> None:
-        """Forget the frames of a step that will be begun again, and wake who waits for an answer."""
+        """Forget the frames of a step that will be begun again, and wake the waiting thread."""
         with self._lock:
-            self.journal.forget(step)
+            self._unconfirmed.pop(step, None)
         self._inbox.put(None)
 
     def take(self, timeout_s: float) -> bytes | LinkError | None:
-        """Wait for the next answer; None: whoever waits for the answers of a dropped step need wait no longer.
+        """Wait for the next answer; None after a step was dropped.
 
         Raises
         ------
@@ -199,9 +166,9 @@ class DecoderConnection:
     def abort(self, reason: str) -> None:
         """Leave the round, and break off. Never raises."""
         with self._lock:
-            if self._closed:
+            if self.closed:
                 return
-            self._closed = True
+            self.closed = True
             self._call.put(encode({"kind": "leave", "reason": reason[:300]}))
             self._call.end()
         # The decoder ends the stream when it has read so far; it may be waiting for other clusters.
@@ -215,17 +182,17 @@ class DecoderConnection:
     def _read(self) -> None:
         """Move answers into the inbox, so that waiting for them can be bounded."""
         end_error = self._drain_first()
-        while not self._closed and _is_cut(end_error):
+        while not self.closed and _is_cut(end_error):
             refused = self._reopen(time.monotonic())
             if refused is not None:
                 end_error = refused or end_error
                 break
             end_error = self._drain()
         with self._lock:
-            self._failure = self._failure_of(end_error)
-            if not self._closed:
+            self.failure = self._failure_of(end_error)
+            if not self.closed:
                 self._call.close()
-        self._inbox.put(self._failure)
+        self._inbox.put(self.failure)
 
     def _failure_of(self, end_error: grpc.RpcError | None) -> LinkError:
         if end_error is None:
@@ -235,7 +202,7 @@ class DecoderConnection:
         return kind(self.message(_reason(call.code(), call.details() or "no reason given")))
 
     def _drain_first(self) -> grpc.RpcError | None:
-        """Read the call to its end; one that a busy decoder turns away before its hello is read is made again."""
+        """Read the call to its end; repeat it if a busy decoder refuses it before it has read the hello."""
         until = time.monotonic() + self.address.join_timeout_s
         tries = 0
         while True:
@@ -246,16 +213,20 @@ class DecoderConnection:
                 return end_error
             time.sleep(pause_s)
             with self._lock:
-                if self._closed:
+                if self.closed:
                     return end_error
-                self._call.close()
-                self._call = _Call(self.address, self._certificates)
-                self._call.put(self._hello(self.address.token))
+                self._call_again(self.address.token)
+
+    def _call_again(self, token: str) -> None:
+        """Begin another call with a token; under the lock."""
+        self._call.close()
+        self._call = _Call(self.address, self._certificates)
+        self._call.put(self._hello(token))
 
     def _drain(self) -> grpc.RpcError | None:
         """Read the call to its end; returns the error that it ended with."""
         try:
-            for data in self._call:
+            for data in self._call.answers:
                 self._fruitless = 0
                 self._answered = True
                 self._inbox.put(data)
@@ -283,12 +254,10 @@ class DecoderConnection:
             if time.monotonic() < self._dark_until:
                 continue
             with self._lock:
-                if self._closed or not self._resume:
+                if self.closed or not self._resume:
                     return False
                 self._ready = False
-                self._call.close()
-                self._call = _Call(self.address, self._certificates)
-                self._call.put(self._hello(self._resume))
+                self._call_again(self._resume)
             welcome = self._welcome()
             if isinstance(welcome, grpc.RpcError):
                 return welcome
@@ -298,9 +267,9 @@ class DecoderConnection:
                 self._ready = True
                 self._resume = str(welcome.header.get("resume", ""))
                 step = int(welcome.header.get("step", 1))
-                self.confirmed = max(self.confirmed, step - 1)
-                self.journal.confirm(step - 1)
-                again = self.journal.since(step + int(welcome.header.get("closed", 0)))
+                self._confirm(step - 1)
+                first = step + int(welcome.header.get("closed", 0))
+                again = [data for n, frames in sorted(self._unconfirmed.items()) if n >= first for data in frames]
                 for data in again:
                     self._call.put(data)
                 self.cuts.append(Cut(noticed, time.monotonic() - noticed, sum(map(len, again))))
@@ -308,12 +277,12 @@ class DecoderConnection:
         return False
 
     def _welcome(self) -> Frame | grpc.RpcError | None:
-        """The first answer of a stream that was opened again, or the decoder's refusal; None if there is none."""
+        """Return the first answer of a reopened stream, or the decoder's refusal; None without an answer."""
         timer = threading.Timer(_WELCOME_S, self._call.cancel)
         timer.daemon = True
         timer.start()
         try:
-            frame = decode(next(self._call), self.address.max_frame_bytes)
+            frame = decode(next(self._call.answers), self.address.max_frame_bytes)
         except grpc.RpcError as error:
             # A decoder whose threads wait for attempts that were given up is free again when it has computed.
             busy = cast(grpc.Call, error).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -351,13 +320,13 @@ def give_up(address: DecoderAddress, certificates: LinkCertificates, reason: str
 
 
 def _is_cut(error: grpc.RpcError | None) -> bool:
-    """Whether a network may be the cause, not the decoder's will."""
+    """Return whether a network may be the cause, not the decoder."""
     codes = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL)
     return error is not None and cast(grpc.Call, error).code() in codes
 
 
 def _is_turned_away(error: grpc.RpcError | None) -> bool:
-    """Whether the decoder had no place for a stream that had not said hello yet."""
+    """Return whether the decoder had no place for a stream that had not said hello yet."""
     codes = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
     return error is not None and cast(grpc.Call, error).code() in codes
 

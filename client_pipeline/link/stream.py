@@ -11,30 +11,13 @@ from typing import Any
 from torch import Tensor
 
 from client_pipeline.link.activation_codec import ActivationCodec
-from client_pipeline.link.address import (
-    METHOD,
-    SERVICE,
-    DecoderAddress,
-    LinkCertificates,
-    channel_options,
-    read_pem,
-)
-from client_pipeline.link.base import Cut, Gradient, LinkError
+from client_pipeline.link.address import DecoderAddress, LinkCertificates
+from client_pipeline.link.base import Cut, Gradient, LinkError, States
 from client_pipeline.link.frames import PROTOCOL_VERSION, TARGET_PREFIX, Frame, FrameError, decode, encode
 from client_pipeline.link.reopened_connection import DecoderConnection
 from client_pipeline.link.tied import TiedRows, pieces
-from client_pipeline.partition.micro_batches import StepId
+from client_pipeline.partition.dropout_seed import StepId
 from client_pipeline.partition.parts import target_weight
-
-__all__ = [
-    "METHOD",
-    "SERVICE",
-    "DecoderAddress",
-    "DecoderStream",
-    "LinkCertificates",
-    "channel_options",
-    "read_pem",
-]
 
 _GRACE_S = 15.0
 """A CU waits this much longer than the decoder does, so that the decoder's own reason arrives first."""
@@ -44,9 +27,10 @@ class DecoderStream:
     """A :class:`~client_pipeline.link.base.DecoderLink` to the decoder service.
 
     One thread may call :meth:`begin_step`, :meth:`send` and :meth:`end_step` while another calls
-    :meth:`receive`. As a context manager it closes in good order, or breaks off after an exception.
+    :meth:`receive`, or :meth:`receive_next` and :meth:`send_states_gradient`. As a context manager it closes in good
+    order, or breaks off after an exception.
 
-    A stream that is cut is opened again without a word: frames that the decoder has not confirmed are sent again,
+    A stream that is cut is opened again silently: frames that the decoder has not confirmed are sent again,
     answers that come twice are dropped, and bytes count once for each frame, known by round, step and micro-batch.
     """
 
@@ -103,16 +87,13 @@ class DecoderStream:
         """
         stream = cls(address, certificates or LinkCertificates(), codec)
         try:
-            stream._await_welcome()
+            welcome = stream._take(("welcome",), "its welcome", address.join_timeout_s).header
+            stream.decoder_sync = str(welcome["decoder_sync"])
+            stream._connection.resume_with(str(welcome.get("resume", "")))
         except BaseException:
             stream.abort()
             raise
         return stream
-
-    def _await_welcome(self) -> None:
-        welcome = self._take("welcome", "its welcome", self.address.join_timeout_s).header
-        self.decoder_sync = str(welcome["decoder_sync"])
-        self._connection.resume_with(str(welcome.get("resume", "")))
 
     @property
     def cuts(self) -> list[Cut]:
@@ -152,7 +133,7 @@ class DecoderStream:
         if step is None:
             raise self._error("a gradient of tied matrices was awaited before begin_step")
         while (name := rows.missing) is not None:
-            frame = self._take("tied_gradient", f"the gradient of the tied matrix {name}, step {step.step}", None)
+            frame = self._take(("tied_gradient",), f"the gradient of the tied matrix {name}, step {step.step}", None)
             if (frame.header["round"], frame.header["step"]) != (step.round, step.step):
                 raise self._error(f"expected the tied gradient of step {step.step}, found that of another step")
             try:
@@ -163,40 +144,71 @@ class DecoderStream:
 
     def send(self, micro_batch: int, hidden_BTD: Tensor, mask_BT: Tensor, targets: Mapping[str, Tensor]) -> None:
         """Send activations, mask and targets of one micro-batch; returns before they have arrived."""
+        named = {f"{TARGET_PREFIX}{name}": tensor for name, tensor in targets.items()}
+        self._send("micro_batch", micro_batch, hidden_BTD, {"mask": mask_BT, **named}, target_weight(targets))
+
+    def send_forward(self, micro_batch: int, hidden_BTD: Tensor, mask_BT: Tensor, weight: float) -> None:
+        """Send activations and mask of one micro-batch whose targets, of a weight, stay here."""
+        self._send("forward", micro_batch, hidden_BTD, {"mask": mask_BT}, weight)
+
+    def _send(
+        self, kind: str, micro_batch: int, hidden_BTD: Tensor, beside: Mapping[str, Tensor], weight: float
+    ) -> None:
         if self._step is None:
             raise self._error("a micro-batch was sent before begin_step")
         header = {
-            "kind": "micro_batch",
+            "kind": kind,
             "round": self._step.round,
             "step": self._step.step,
             "micro_batch": micro_batch,
             "num_micro_batches": self._num_micro_batches,
-            "weight": float(target_weight(targets)),
+            "weight": float(weight),
             "seed": self._step.seed,
             **self._attempt_field(),
         }
         if self._total_weight is not None:
             header["total_weight"], self._total_weight = self._total_weight, None
         self._shapes[micro_batch] = tuple(hidden_BTD.shape)
-        named = {f"{TARGET_PREFIX}{name}": tensor for name, tensor in targets.items()}
-        self._put(header, {"hidden": self.codec.encode(hidden_BTD), "mask": mask_BT, **named})
+        self._put(header, {"hidden": self.codec.encode(hidden_BTD), **beside})
+
+    def send_states_gradient(self, micro_batch: int, gradient_BTD: Tensor) -> None:
+        """Send the gradient of loss_sum / W_n with respect to the states of one micro-batch."""
+        if (step := self._step) is None:
+            raise self._error("a gradient of states was sent after the step")
+        place = {"round": step.round, "step": step.step, "micro_batch": micro_batch, **self._attempt_field()}
+        self._put({"kind": "states_gradient", **place}, {"gradient": self.codec.encode(gradient_BTD)})
 
     def receive(self) -> Gradient:
         """Wait for the gradient of the next micro-batch."""
+        answer = self._receive(("gradient",))
+        assert isinstance(answer, Gradient)
+        return answer
+
+    def receive_next(self) -> States | Gradient:
+        """Wait for the states of a micro-batch, or the gradient of the next one."""
+        return self._receive(("states", "gradient"))
+
+    def _receive(self, kinds: tuple[str, ...]) -> States | Gradient:
         step, next_micro_batch = self._step, self._num_gradients
         if step is None:
             raise self._error("a gradient was awaited before begin_step")
         awaited = f"the gradient of micro-batch {next_micro_batch}, step {step.step}"
-        frame = self._take("gradient", awaited, None)
-        header = frame.header
-        if (header["round"], header["step"], header["micro_batch"]) != (step.round, step.step, next_micro_batch):
-            raise self._error(f"expected {awaited}, found another gradient")
-        wire, shape = frame.tensors["gradient"], self._shapes.pop(next_micro_batch, None)
+        frame = self._take(kinds, awaited, None)
+        header, is_gradient = frame.header, frame.kind == "gradient"
+        if (header["round"], header["step"]) != (step.round, step.step) or (
+            is_gradient and header["micro_batch"] != next_micro_batch
+        ):
+            raise self._error(f"expected {awaited}, found another {frame.kind}")
+        micro_batch, wire = header["micro_batch"], frame.tensors[frame.kind]
+        shape = self._shapes.pop(micro_batch, None) if is_gradient else self._shapes.get(micro_batch)
         if shape is None or (tuple(wire.shape), wire.dtype) != self.codec.wire(shape):
             # Before it is decoded: bytes of another shape could become many times as much.
+            what = awaited if is_gradient else f"the states of micro-batch {micro_batch}, step {step.step},"
             activations = "before they were sent" if shape is None else f"of shape {list(shape)}"
-            raise self._error(f"{awaited} is {wire.dtype} {list(wire.shape)}, for activations {activations}")
+            raise self._error(f"{what} is {wire.dtype} {list(wire.shape)}, for activations {activations}")
         tensor = self.codec.decode(wire)
+        if not is_gradient:
+            return States(micro_batch=micro_batch, tensor=tensor)
         self._num_gradients += 1
         return Gradient(
             micro_batch=next_micro_batch,
@@ -206,7 +218,7 @@ class DecoderStream:
         )
 
     def tell(self, news: str) -> None:
-        """Tell the server what happens in the round; nothing waits for it, and what is lost is told anew later."""
+        """Send news of the round to the server; nothing waits for it, and later news replace a lost one."""
         if not self._connection.closed:
             self._connection.tell(news)
 
@@ -240,7 +252,7 @@ class DecoderStream:
             return
         try:
             self._put({"kind": "bye"})
-            self._take("goodbye", "its goodbye", None)
+            self._take(("goodbye",), "its goodbye", None)
             if (applied := self._connection.confirmed) != self._num_ended_steps:
                 raise self._error(f"only {applied} of {self._num_ended_steps} steps were confirmed")
         finally:
@@ -279,15 +291,16 @@ class DecoderStream:
                 "raise decoder.max-frame-bytes or use more micro-batches"
             )
         if self._counts(header):
-            self.bytes_up += len(data)
-            self.payload_up += sum(tensor.nbytes for tensor in (tensors or {}).values())
+            with self._names:
+                self.bytes_up += len(data)
+                self.payload_up += sum(tensor.nbytes for tensor in (tensors or {}).values())
         # A goodbye comes after all steps.
         self._connection.put(data, int(header.get("step", self._num_ended_steps + 1)))
 
-    def _take(self, kind: str, awaited: str, timeout_s: float | None) -> Frame:
-        """Take the next frame of ``kind``, counting the confirmations that come before it."""
+    def _take(self, kinds: tuple[str, ...], awaited: str, timeout_s: float | None) -> Frame:
+        """Take the next frame of one of the kinds, counting the confirmations that come before it."""
         timeout_s = _GRACE_S + (self.address.step_timeout_s if timeout_s is None else timeout_s)
-        step = self._step
+        step, attempt = self._step, self._attempt
         while True:
             try:
                 data = self._connection.take(timeout_s)
@@ -297,8 +310,8 @@ class DecoderStream:
                     "cluster is merely slow"
                 ) from None
             if data is None:
-                # A step was dropped: this one, if it is not the one that was to be answered when the wait began.
-                if self._step is not step:
+                # A step was dropped: this one, if it has changed since the wait began.
+                if self._step is not step or self._attempt != attempt:
                     raise self._error(f"the step was broken off while waiting for {awaited}")
                 continue
             if isinstance(data, LinkError):
@@ -312,15 +325,15 @@ class DecoderStream:
                 self.payload_down += frame.payload_bytes
             if frame.kind == "step_applied":
                 self._confirm(int(frame.header["step"]))
-            elif frame.kind in ("gradient", "tied_gradient") and not self._is_due(frame.header):
+            elif frame.kind in ("states", "gradient", "tied_gradient") and not self._is_due(frame.header):
                 continue
-            elif frame.kind == kind:
+            elif frame.kind in kinds:
                 return frame
             else:
                 raise self._error(f"expected {awaited}, found a {frame.kind} frame")
 
     def _counts(self, header: Mapping[str, Any]) -> bool:
-        """Whether a frame goes or comes for the first time."""
+        """Return whether a frame goes or comes for the first time."""
         with self._names:
             name = _name(header)
             new = name not in self._counted and not 0 < int(header.get("step", 0)) <= self._connection.confirmed
@@ -328,7 +341,7 @@ class DecoderStream:
             return new
 
     def _is_due(self, header: Mapping[str, Any]) -> bool:
-        """Whether an answer is of the step's present attempt, and the first of its name: after a cut all come again."""
+        """Return whether an answer is of the step's present attempt and no repetition after a cut."""
         current = self._step
         if current is None or header["step"] < current.step or header.get("attempt", 0) != self._attempt:
             return False
@@ -345,5 +358,5 @@ class DecoderStream:
 
 
 def _name(header: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What tells a frame from all others of its round."""
+    """Return the fields that identify a frame within its round."""
     return header["kind"], header.get("step", 0), header.get("micro_batch"), header.get("name"), header.get("start")

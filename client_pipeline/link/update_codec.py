@@ -1,4 +1,4 @@
-"""What a control unit answers with, in fewer bytes, and the error feedback that makes good what is lost.
+"""A control unit's answer in fewer bytes, and the error feedback that makes up for the loss.
 
 Of each tensor of n numbers the change in the round travels, as tensors named ``<global name>/<part>``::
 
@@ -19,10 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from client_pipeline.link.activation_codec import QUANTIZED, quantized
 from client_pipeline.link.compression import CompressionConfig
-
-_QUANTIZED = {"fp16": (torch.float16, 1.0), "int8": (torch.int8, 127.0)}
-"""Type of the numbers, and the value that a tensor's largest takes."""
 
 
 class UpdateError(ValueError):
@@ -31,7 +29,7 @@ class UpdateError(ValueError):
 
 @dataclass(frozen=True)
 class UpdateCodec:
-    """How the changes of a round travel: ``fp16``, ``int8`` or ``top-k`` of the configuration."""
+    """Form in which the changes of a round travel: ``fp16``, ``int8`` or ``top-k`` of the configuration."""
 
     config: CompressionConfig
 
@@ -40,7 +38,7 @@ class UpdateCodec:
         if self.config.update == "top-k":
             kept = max(1, math.ceil(self.config.density * num_elements)) if num_elements else 0
             return {"values": (torch.float32, kept), "index": (torch.int32, kept)}
-        return {"values": (_QUANTIZED[self.config.update][0], num_elements), "scale": (torch.float32, 1)}
+        return {"values": (QUANTIZED[self.config.update][0], num_elements), "scale": (torch.float32, 1)}
 
     def encode(self, change: Tensor) -> dict[str, Tensor]:
         """Encode one tensor, by part."""
@@ -49,10 +47,10 @@ class UpdateCodec:
         if "index" in kinds:
             index = flat_change.abs().topk(kinds["index"][1]).indices.sort().values
             return {"values": flat_change[index], "index": index.to(torch.int32)}
-        dtype, largest = _QUANTIZED[self.config.update]
-        scale = flat_change.abs().amax(0, keepdim=True) / largest if flat_change.numel() else flat_change.new_zeros(1)
-        values = flat_change / torch.where(scale == 0, 1.0, scale)
-        return {"values": (values.round() if dtype is torch.int8 else values).to(dtype), "scale": scale}
+        if not flat_change.numel():
+            return {"values": flat_change.to(kinds["values"][0]), "scale": flat_change.new_zeros(1)}
+        values, scale = quantized(flat_change, self.config.update)
+        return {"values": values, "scale": scale}
 
     def decode(self, parts: Mapping[str, Tensor], shape: torch.Size) -> Tensor:
         """Decode one tensor of float32.
@@ -112,7 +110,7 @@ class ErrorFeedback:
         self.residual: dict[str, Tensor] = {}
         """e, by global name; absent: zero. A checkpoint keeps it."""
         self.pending: dict[str, Tensor] = {}
-        """What e will be if the update of ``pending_round`` counts. A checkpoint keeps both."""
+        """Next value of e if the update of ``pending_round`` counts. A checkpoint keeps both."""
         self.pending_round = 0
 
     def restore(self, residual: dict[str, Tensor], pending: dict[str, Tensor], pending_round: int) -> None:

@@ -1,8 +1,7 @@
-"""Frozen weights that this machine lacks: pulled from the server in bounded pieces, to a cache that goes by digest.
+"""Frozen weights that this machine lacks: pulled from the server in bounded pieces, into a cache by digest.
 
-A file of the cache is named by its SHA-256. While it comes it is ``<digest>.partial``, and whoever pulls it goes on
-behind what is there: after a cut, in a later run, in another process. It gets its name when all of it is there and its
-digest is the one that the set-up told.
+A file of the cache is named by its SHA-256. A file that is not complete is ``<digest>.partial``; a later pull, also by
+another process, continues it. It gets its name when it is complete and has the digest of the set-up.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from client_pipeline import durable
 from client_pipeline.link.address import SERVICE, WEIGHTS_METHOD, DecoderAddress, LinkCertificates, open_channel
 from client_pipeline.link.frame_limits import PULLED_BYTES
 from client_pipeline.link.frames import encode
-from client_pipeline.partition.base_weights import BaseFile, BaseWeights
-from client_pipeline.partition.weight_files import checked_digest, weight_folder
+from client_pipeline.weights.base_weights import BaseFile, BaseWeights
+from client_pipeline.weights.weight_files import weight_folder
 
 _PIECE_S = 60.0
-"""How long one piece may take [s]."""
+"""Longest time of one piece [s]."""
 _PATIENCE_S = 60.0
-"""How long a server that cannot be reached is asked again, for each piece [s]."""
+"""Longest time of attempts to reach a server, for each piece [s]."""
 STILL_S = 180.0
-"""How long another control unit that pulls may get nothing before nobody waits for it [s]."""
+"""Longest time without progress of another control unit that pulls [s]; then the wait for it ends."""
 _LOOK_S = 0.2
 _PAUSES_S = (0.1, 0.3, 1.0, 3.0)
 _PASSING = (
@@ -85,7 +84,7 @@ def weights_here(
 
 
 def _is_whole(path: Path, file: BaseFile) -> bool:
-    return path.is_file() and path.stat().st_size == file.num_bytes and checked_digest(path) == file.sha256
+    return path.is_file() and path.stat().st_size == file.num_bytes and durable.checked_digest(path) == file.sha256
 
 
 @contextmanager

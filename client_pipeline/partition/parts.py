@@ -14,21 +14,22 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from client_pipeline.partition.base_weights import FrozenBase
-from client_pipeline.partition.on_demand import OnDemand
 from client_pipeline.partition.spec import SEQ2SEQ, ModelSpec
+from client_pipeline.weights.base_weights import FrozenBase
+from client_pipeline.weights.on_demand import OnDemand
 
 IGNORED_LABEL = -100
 """Label of a position that has no loss (padding, sub-words that carry no tag)."""
 
 Batch = dict[str, Tensor]
-"""``input_ids`` [B, T] int64, ``attention_mask`` [B, T] bool (True: a real token), ``labels`` [B] or
-[B, U] int64 with :data:`IGNORED_LABEL` where there is no loss, and what else the embedding takes."""
+"""``input_ids`` [B, T] int64, ``attention_mask`` [B, T] bool (True: a real token) or of
+:mod:`client_pipeline.partition.packed_mask`, ``labels`` [B] or [B, U] int64 with :data:`IGNORED_LABEL` where there is
+no loss, and what else the embedding takes."""
 
 MaskForm = Any
-"""What a family's ``mask_form`` makes of the padding mask and its blocks take: most a tensor, or None where nothing is
-masked; an object where layers differ. Each stage builds it, so it is not sent and carries no gradient. Every block
-takes None, too: nothing is masked."""
+"""Second argument of a family's blocks, which its ``mask_form`` makes of the padding mask: a tensor, None where nothing
+is masked, or an object where layers differ. Each stage builds it, so it is not sent and carries no gradient. Every
+block takes None."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,25 @@ class ModelParts:
     base: FrozenBase | None = None
     """The frozen weights by global name where each part is had alone, and the TEBs have them while they run alone."""
     on_demand: tuple[OnDemand, ...] = ()
-    """Of each TEB then: fills and empties it."""
+    """For each TEB then: fills and empties it."""
+
+    def part(self, name: str) -> nn.Module:
+        """Return the part of a name: ``embedding``, ``blocks.<i>`` or ``head``."""
+        kind, _, index = name.partition(".")
+        if kind == "blocks":
+            return self.blocks[int(index)]
+        return self.embedding if kind == "embedding" else self.head
 
     @property
     def tied(self) -> dict[str, str]:
-        """What the head reads from the embedding: the head's own name and the embedding's own name of each matrix."""
+        """The matrices that the head reads from the embedding: the head's name and the embedding's of each."""
         return tied_names(self.head)
+
+    @property
+    def head_on_server(self) -> nn.Module:
+        """The head; where the control unit has its tail and the labels, without that."""
+        tail = getattr(self.embedding, "tail", None)
+        return self.head if tail is None else cast(Any, self.head).without_tail()
 
     def named_parameters(self, head: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
         """Every trainable floating-point parameter under its global name, tied ones once."""
@@ -80,7 +94,7 @@ class ModelParts:
         return {name: p.detach().clone() for name, p in self.named_parameters(head)}
 
     def frozen_weights(self) -> dict[str, Tensor]:
-        """What adapters are added to, by global name, not copied; nothing where everything is trained.
+        """Return the weights that adapters are added to, by global name, not copied; none where everything is trained.
 
         In full training a parameter that is not trained is computed by whoever builds it (Marian's positions).
         """
@@ -99,11 +113,7 @@ class ModelParts:
 
     def encode(self, batch: Batch) -> Tensor:
         """Run embedding and TEBs in one process, [B, T, D]."""
-        x_BTD = self.embedding(batch)
-        mask = self.mask_form(batch["attention_mask"], x_BTD.dtype)
-        for block in self.blocks:
-            x_BTD = block(x_BTD, mask)
-        return x_BTD
+        return self.encode_each([batch])[0]
 
     def encode_each(self, batches: Sequence[Batch]) -> list[Tensor]:
         """Run embedding and TEBs over several batches, TEB by TEB: one that has its weights on demand fills once."""
@@ -125,8 +135,13 @@ class ModelParts:
         return self.head(self.encode(batch), batch["attention_mask"], targets(batch))
 
 
+def padding_mask(mask_BT: Tensor) -> Tensor | None:
+    """Bool mask [B, 1, 1, T] for attention to the real tokens; None when nothing is padded."""
+    return None if bool(mask_BT.all()) else mask_BT[:, None, None, :]
+
+
 def targets(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What the server needs of a batch to compute the loss."""
+    """Return the part of a batch that the server needs for the loss."""
     return {"labels": batch["labels"]}
 
 
@@ -163,8 +178,7 @@ def load_parameters(parameters: Mapping[str, Tensor], weights: Mapping[str, Tens
 
 def block_weights(weights: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
     """Slice one TEB's tensors out of global weights, under its own names."""
-    prefix = f"blocks.{index}."
-    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+    return part_weights(weights, f"blocks.{index}")
 
 
 def part_weights(weights: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
@@ -187,7 +201,7 @@ def join_weights(
 
 
 def tied_names(head: nn.Module) -> dict[str, str]:
-    """What a head reads from the embedding: its own name and the embedding's own name of each matrix.
+    """Return the matrices that a head reads from the embedding: its own name and the embedding's of each.
 
     A head that does so carries this as its attribute ``tied``.
     """
@@ -204,10 +218,3 @@ def frozen_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters of one part that are not trained, under the part's own names, and not those of the embedding."""
     tied = tied_names(module)
     return {name: p for name, p in module.named_parameters() if not p.requires_grad and name not in tied}
-
-
-def share_parameters(module: nn.Module, source: nn.Module) -> None:
-    """Make the parameters of ``module`` those of ``source``: the same objects, by name."""
-    for name, _ in list(module.named_parameters(remove_duplicate=False)):
-        owner, _, leaf = name.rpartition(".")
-        setattr(module.get_submodule(owner), leaf, source.get_parameter(name))

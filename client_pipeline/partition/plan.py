@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from client_pipeline import durable
+from client_pipeline.documents import json_value
 
 PLAN_FORMAT = "collapipe-plan/1"
 SCHEDULE_NAMES = ("gpipe", "1f1b", "zb-h1")
 MOST_TOKEN_SLICES = 64
-"""Of a micro-batch."""
+"""Most slices of a micro-batch."""
 FIT_TOLERANCE = 1e-9
 """Relative: a constraint that is met with equality may fail by rounding."""
 
@@ -51,7 +52,7 @@ class ClusterPlan:
     token_slices: int = 1
     """Q: slices of each micro-batch along the sequence, for causal models; 1: whole."""
     selected: bool = True
-    """Whether the cluster trains in this round."""
+    """True if the cluster trains in this round."""
     channel: int | None = None
     power_w: float | None = None
     """Transmit power of the control unit [W]."""
@@ -204,8 +205,30 @@ def micro_batch_sizes(batch_size: int, num_micro_batches: int) -> list[int]:
             f"m = {num_micro_batches} micro-batches do not fit a batch of b = {batch_size} examples; "
             f"expected 1 <= m <= {batch_size}: change the plan's m or batch-size"
         )
-    size, larger = divmod(batch_size, num_micro_batches)
-    return [size + 1] * larger + [size] * (num_micro_batches - larger)
+    return even_parts(batch_size, num_micro_batches)
+
+
+def even_parts(total: int, num_parts: int) -> list[int]:
+    """Return sizes that differ by at most one, larger first."""
+    size, larger = divmod(total, num_parts)
+    return [size + 1] * larger + [size] * (num_parts - larger)
+
+
+def rounded_parts(quota: Sequence[float], caps: Sequence[int]) -> list[int]:
+    """Round shares of TEBs to whole numbers from 1 to a cap each, by the largest remainder.
+
+    Parameters
+    ----------
+    quota : shares, whole in sum
+    caps : most of each, at least 1; in sum no less than the quota
+    """
+    parts = [min(max(math.floor(share), 1), cap) for share, cap in zip(quota, caps, strict=True)]
+    # Bounds change the sum: add or remove one TEB at a time where the quota is missed most.
+    while (missing := round(sum(quota)) - sum(parts)) != 0:
+        step = 1 if missing > 0 else -1
+        possible = [i for i, part in enumerate(parts) if (part < caps[i] if step > 0 else part > 1)]
+        parts[max(possible, key=lambda i: (step * (quota[i] - parts[i]), -i))] += step  # noqa: B023
+    return parts
 
 
 def _integers(raw: dict[str, Any], key: str, location: str) -> tuple[int, ...]:
@@ -232,7 +255,7 @@ def read_plans(path: Path) -> list[ClusterPlan]:
     if not path.is_file():
         raise FileNotFoundError(f"plan: no file {path}; create it, or leave plan empty to let the policy plan")
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json_value(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: expected JSON, {error}") from error
     if not isinstance(document, dict) or document.get("format") != PLAN_FORMAT:
@@ -271,8 +294,7 @@ def uniform_plan(
     wanted = max(caps, default=0)
     start = min(num_devices, num_blocks, math.ceil(num_blocks / wanted) + 1) if wanted else num_devices + 1
     for num_segments in range(start, min(num_devices, num_blocks) + 1):
-        share, larger = divmod(num_blocks, num_segments)
-        parts = [share + 1] * larger + [share] * (num_segments - larger)
+        parts = even_parts(num_blocks, num_segments)
         if all(part <= cap for part, cap in zip(parts, caps, strict=False)):
             delta = [0] * num_devices
             for device, part in zip(fastest, parts, strict=False):

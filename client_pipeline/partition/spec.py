@@ -7,41 +7,24 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from client_pipeline.documents import json_value
+
 SEQUENCE_CLASSIFICATION = "sequence-classification"
 TOKEN_CLASSIFICATION = "token-classification"
 MASKED_LM = "masked-lm"
 CAUSAL_LM = "causal-lm"
 SEQ2SEQ = "seq2seq"
 HEADS = (SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION, MASKED_LM, CAUSAL_LM, SEQ2SEQ)
-"""What a server can train; a family says which of them it has."""
+"""Parts that a server can train; each family has some of them."""
+CLASSIFIERS = (SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION)
+"""Those with labels of their own."""
 
 
 ALL_LINEAR = "all-linear"
 BASE_DTYPES = ("float32", "bfloat16", "int8", "nf4")
-"""How frozen matrices can be held; see :mod:`client_pipeline.partition.low_bits`."""
+"""Types of frozen matrices; see :mod:`client_pipeline.weights.low_bits`."""
 LORA_AVERAGES = ("factors", "products")
 LORA_HEADS = ("whole", "adapters")
-
-
-GROUPED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Families of the library whose heads of attention may share keys and values."""
-
-
-def has_seeds_of_parts(family: str) -> bool:
-    """Whether fresh frozen weights are drawn part by part: of the library's decoder-only families."""
-    return family in (*GROUPED_FAMILIES, "gpt2")
-
-
-def check_base_dtype(base_dtype: str, trainable: str, pretrained: str, family: str) -> None:
-    """Raise ``ValueError`` for a ``model.base-dtype`` that is none, or is of weights that nobody has part by part."""
-    if base_dtype not in BASE_DTYPES:
-        raise ValueError(f"model.base-dtype: expected one of {', '.join(BASE_DTYPES)}, found {base_dtype!r}")
-    if base_dtype != BASE_DTYPES[0] and not (trainable == "lora" and (pretrained or has_seeds_of_parts(family))):
-        raise ValueError(
-            f"model.base-dtype: {base_dtype} is of what is never trained: expected model.trainable = lora and a "
-            f"model.pretrained, or fresh weights of a decoder-only family, found {trainable!r}, {pretrained!r} and "
-            f"model.family = {family}"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +41,14 @@ class LoraConfig:
     """Names of the TEB's linear layers that get adapters, separated by commas, or ``all-linear``; empty: the query and
     value projections, as in the paper."""
     average: str = "factors"
-    """What of the clusters' adapters is averaged: ``factors``, A and B each; or ``products``, B A, as the best factors
+    """Mean of the clusters' adapters: of ``factors``, A and B each; or of ``products``, B A, as the best factors
     of rank r. They are the same as long as the clusters' factors are close."""
     cluster_ranks: str = ""
     """Rank of each cluster, at most ``rank``, separated by commas, for ``average`` = ``products``; B A counts times
     alpha / r with the r of ``rank`` everywhere. Empty: all have that."""
     head: str = "whole"
-    """What the server trains of a decoder-only model: ``whole``, its blocks, norm and output layer; or ``adapters`` in
-    its blocks, the rest frozen: gradient and optimizer state of an output layer are many times its TEBs'."""
+    """Server's training of a decoder-only model: ``whole``, its blocks, norm and output layer; or ``adapters`` in its
+    blocks, the rest frozen: gradient and optimizer state of an output layer are many times its TEBs'."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be built."""
@@ -104,7 +87,7 @@ class LoraConfig:
 
     @property
     def freezes_head(self) -> bool:
-        """Whether the server's part has adapters, too, and is frozen beside them."""
+        """True if the server's part has adapters, too, and is frozen beside them."""
         return self.head == "adapters"
 
     def of_cluster(self, cluster: int) -> LoraConfig:
@@ -125,7 +108,7 @@ OUR_OWN = ("transformer",)
 
 
 def is_outside(family: str) -> bool:
-    """Whether a family is a class that a configuration names."""
+    """Return whether a family is a class that a configuration names."""
     return ":" in family
 
 
@@ -137,10 +120,10 @@ class ModelSpec:
     """
 
     family: str
-    """One of :func:`client_pipeline.partition.families.families`, or ``module:Class``."""
+    """One of :func:`client_pipeline.families.families.families`, or ``module:Class``."""
 
     head: str
-    """What the server trains: one of :data:`HEADS`."""
+    """Part that the server trains: one of :data:`HEADS`."""
 
     config: dict[str, Any] = field(default_factory=dict)
     """The family's own configuration."""
@@ -150,11 +133,11 @@ class ModelSpec:
     is trained."""
 
     base_dtype: str = "float32"
-    """How the frozen matrices of TEBs are held: one of :data:`BASE_DTYPES`."""
+    """Type of the frozen matrices of TEBs: one of :data:`BASE_DTYPES`."""
 
     @property
     def low_bits(self) -> bool:
-        """Whether TEBs have layers in few bits."""
+        """True if TEBs have layers in few bits."""
         return self.lora is not None and self.base_dtype != "float32"
 
     def of_cluster(self, cluster: int) -> ModelSpec:
@@ -164,7 +147,7 @@ class ModelSpec:
     def to_json(self) -> str:
         """Return the specification as JSON with sorted keys (equal specifications give equal text)."""
         values = asdict(self)
-        # As before there were others.
+        # A specification without them reads as one of an earlier release.
         if self.base_dtype == "float32":
             del values["base_dtype"]
         if self.lora is not None and self.lora.average == "factors":
@@ -183,7 +166,7 @@ class ModelSpec:
             If the text is not a specification.
         """
         try:
-            raw = json.loads(text)
+            raw = json_value(text)
             lora = LoraConfig(**raw["lora"]) if raw.get("lora") else None
             base_dtype = str(raw.get("base_dtype", "float32"))
             return cls(
@@ -193,7 +176,7 @@ class ModelSpec:
                 lora=lora,
                 base_dtype=base_dtype,
             )
-        except (TypeError, KeyError, ValueError) as error:
+        except (AttributeError, TypeError, KeyError, ValueError) as error:
             raise ValueError(
                 f"model specification: expected JSON with the keys family, head and config, found {text[:80]!r}"
             ) from error

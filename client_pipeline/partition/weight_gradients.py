@@ -28,16 +28,16 @@ IN_PLACE_FROM = 2**17
 
 
 class _Factors(NamedTuple):
-    """What the gradients of a matrix and its bias are products of."""
+    """Factors of the gradients of a matrix and its bias."""
 
     weight: Tensor
     bias: Tensor | None
     transposed: bool
-    """Whether the matrix is [in, out], as in GPT-2."""
+    """True if the matrix is [in, out], as in GPT-2."""
     x: Tensor
     """[..., in]."""
     gradient: Tensor
-    """Of the product, [..., out]."""
+    """Gradient of the product, [..., out]."""
 
     def add(self) -> None:
         """Add to the parameters' gradients."""
@@ -84,7 +84,7 @@ class _RecordedProducts(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _is_recorded(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-        """Whether a product is one with a trained matrix, and a backward pass will come by it."""
+        """Return whether a product is one with a trained matrix that a backward pass will reach."""
         trained = all(p is None or (p.is_leaf and p.requires_grad) for p in (weight, bias))
         large = weight.numel() >= self.smallest
         return large and trained and x.requires_grad and torch.is_grad_enabled() and (bias is None or bias.dim() == 1)
@@ -100,7 +100,7 @@ class AddedInPlace(_RecordedProducts):
 
     @classmethod
     def pays(cls, parameters: Iterable[Tensor]) -> bool:
-        """Whether there is a matrix that is large enough."""
+        """Return whether there is a matrix that is large enough."""
         return any(parameter.dim() == 2 and parameter.numel() >= cls.smallest for parameter in parameters)
 
     def take(self, factors: _Factors) -> None:

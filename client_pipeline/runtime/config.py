@@ -1,4 +1,4 @@
-"""How the devices of a cluster compute."""
+"""Configuration of the devices of a cluster: table ``[runtime]``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 PRECISIONS = ("float32", "bfloat16")
 """bfloat16 has the exponents of float32, so that losses need no scaling."""
+RECOMPUTES = ("auto", "always", "never")
 ACCELERATORS = ("cpu", "auto", "cuda", "mps")
 SNAPSHOTS = ("step", "round")
 MEMORY_LIMITS = ("none", "scenario")
@@ -27,16 +28,18 @@ class RuntimeConfig:
     threads: int = 1
     """Torch threads of each device's actor."""
     server_threads: int = 1
-    """Torch threads of the server's process: the decoder's training and the evaluation."""
+    """Torch threads of the server's process while the decoder trains. An evaluation takes all cores: nobody trains
+    meanwhile."""
     actor_idle: float = 600.0
     """An actor without work ends itself after this time [s]."""
-    recompute: bool = False
-    """Compute activations again in the backward pass: less memory, more time."""
+    recompute: str = "auto"
+    """Compute activations again in the backward pass, which takes less memory and more time: ``always``, ``never``; or
+    ``auto``, where the model learns by adapters."""
     precision: str = "float32"
     """Precision of the matrix products in forward and backward passes: ``float32``, or ``bfloat16`` (mixed precision).
     Parameters, optimizer states and what travels stay float32."""
     accelerator: str = "cpu"
-    """What devices and the server's decoder compute on, where they are: ``cpu``; ``cuda`` or ``mps``, which each of
+    """Hardware that devices and the server's decoder compute on: ``cpu``; ``cuda`` or ``mps``, which each of
     their machines must have then; ``auto``: the first of ``cuda`` and ``mps`` that a machine has and that has memory
     for a part, else its processor. Control unit and evaluation stay on the processor."""
     timeout: float = 120.0
@@ -50,33 +53,30 @@ class RuntimeConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot run."""
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"runtime.precision: expected one of {', '.join(PRECISIONS)}, found {self.precision!r}")
-        if self.accelerator not in ACCELERATORS:
-            raise ValueError(
-                f"runtime.accelerator: expected one of {', '.join(ACCELERATORS)}, found {self.accelerator!r}"
-            )
-        if self.snapshots not in SNAPSHOTS:
-            raise ValueError(f"runtime.snapshots: expected one of {', '.join(SNAPSHOTS)}, found {self.snapshots!r}")
-        if self.memory_limit not in MEMORY_LIMITS:
-            raise ValueError(
-                f"runtime.memory-limit: expected one of {', '.join(MEMORY_LIMITS)}, found {self.memory_limit!r}"
-            )
+        for key, value, known in (
+            ("recompute", self.recompute, RECOMPUTES),
+            ("precision", self.precision, PRECISIONS),
+            ("accelerator", self.accelerator, ACCELERATORS),
+            ("snapshots", self.snapshots, SNAPSHOTS),
+            ("memory-limit", self.memory_limit, MEMORY_LIMITS),
+        ):
+            if value not in known:
+                raise ValueError(f"runtime.{key}: expected one of {', '.join(known)}, found {value!r}")
         if self.memory_limit != "none" and self.accelerator != "cpu":
             raise ValueError(
                 f"runtime.memory-limit: {self.memory_limit} limits a process, and an accelerator's memory is none of "
                 f'it: expected runtime.accelerator = "cpu", found {self.accelerator!r}; set it, or leave '
                 "runtime.memory-limit out"
             )
-        for name in ("devices_per_actor", "clusters_per_actor"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"runtime.{name.replace('_', '-')}: expected at least 0, found {getattr(self, name)}")
-        for name in ("fused_micro_batches", "threads", "server_threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"runtime.{name.replace('_', '-')}: expected at least 1, found {getattr(self, name)}")
-        for name in ("actor_idle", "timeout"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ValueError(
-                    f"runtime.{name.replace('_', '-')}: expected a number of seconds above 0, "
-                    f"found {getattr(self, name)}"
-                )
+        for key, number, least in (
+            ("devices-per-actor", self.devices_per_actor, 0),
+            ("clusters-per-actor", self.clusters_per_actor, 0),
+            ("fused-micro-batches", self.fused_micro_batches, 1),
+            ("threads", self.threads, 1),
+            ("server-threads", self.server_threads, 1),
+        ):
+            if number < least:
+                raise ValueError(f"runtime.{key}: expected at least {least}, found {number}")
+        for key, seconds in (("actor-idle", self.actor_idle), ("timeout", self.timeout)):
+            if not (math.isfinite(seconds) and seconds > 0):
+                raise ValueError(f"runtime.{key}: expected a number of seconds above 0, found {seconds}")

@@ -1,4 +1,4 @@
-"""Which faults are injected, and how often: table ``[faults]``."""
+"""Faults to inject, with their rates: table ``[faults]``."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ class FaultConfig:
 
     @property
     def any(self) -> bool:
-        """Whether anything is to go wrong."""
+        """True if any fault is to be injected."""
         return any(getattr(self, kind) > 0 for kind in INJECTED_KINDS)

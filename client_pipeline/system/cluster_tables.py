@@ -56,6 +56,7 @@ CLUSTER_TABLES: dict[str, tuple[str, ...]] = {
 """Tables that describe clusters, at the file's top or in a ``[[cluster]]``, with their keys."""
 _CLUSTER_KEYS = ("name", "count", "devices", "data-share")
 _LONGEST_NAME = 60
+_MOST_DEVICES = 100_000
 
 # Streams of draws; [seed, n] and [seed, n, 3] are of cluster n alone, the others have a number for each cluster.
 _UPLINKS, _DISTANCES, _GAINS, _NUM_DEVICES, _DATA_SHARES = 1, 2, 3, 4, 5
@@ -63,10 +64,10 @@ _UPLINKS, _DISTANCES, _GAINS, _NUM_DEVICES, _DATA_SHARES = 1, 2, 3, 4, 5
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterTables:
-    """What a file says of one cluster, before anything is drawn."""
+    """One cluster as a file describes it, before anything is drawn."""
 
     name: str
-    """Of the site; empty: it has none."""
+    """Name of the site; empty: none."""
     num_devices: int
     """K_n."""
     cluster: ScenarioTable
@@ -105,10 +106,15 @@ class ScenarioClusters:
             raise ValueError(f"{location}: missing table [device]")
         self._all = self._unequal_clusters(raw, top) if self._unequal else self._equal_clusters(raw, top)
         self._check_names()
+        if (num_devices := sum(cluster.num_devices for cluster in self._all)) > _MOST_DEVICES:
+            raise ValueError(
+                f"{location}: devices: expected at most {_MOST_DEVICES:,} of all clusters together, found "
+                f"{num_devices:,}"
+            )
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the sites, (N,); empty where a cluster has none."""
+        """Names of the sites, (N,); empty where a cluster has none."""
         return tuple(cluster.name for cluster in self._all)
 
     def data_shares(self) -> tuple[float, ...]:
@@ -170,7 +176,7 @@ class ScenarioClusters:
         return tuple(gains)
 
     def fading_floors(self) -> tuple[float, ...]:
-        """What fading leaves of each cluster's gain at least, (N,)."""
+        """Smallest share of each cluster's gain under fading, (N,)."""
         floors = tuple(c.channel.number("fading-floor", _CHANNEL["fading-floor"]) for c in self._all)
         for cluster, floor in zip(self._all, floors, strict=True):
             if floor > 1:

@@ -1,4 +1,4 @@
-"""What the TEBs of a real model cost: FLOP by torch's counter, bytes by its parameters and saved tensors.
+"""Costs of the TEBs of a real model: FLOP by torch's counter, bytes by its parameters and saved tensors.
 
 torch is imported inside the functions: the planner needs it only here.
 """
@@ -6,13 +6,15 @@ torch is imported inside the functions: the planner needs it only here.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from client_pipeline.partition.spec import SEQUENCE_CLASSIFICATION, ModelSpec
 from client_pipeline.system.device_memory import TebMemory
 from client_pipeline.system.scenario import Costs
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from client_pipeline.link.compression import CompressionConfig
 
 OPTIMIZER_STATES = {"sgd": 0, "momentum": 1, "adamw": 2}
@@ -28,7 +30,7 @@ class TebCosts(NamedTuple):
     """With a forward pass in it where devices compute again [FLOP]."""
     num_parameters: int
     parameter_bytes: int
-    """Of frozen matrices as ``model.base-dtype`` holds them [byte]."""
+    """Bytes of the parameters; frozen matrices as ``model.base-dtype`` holds them [byte]."""
     trained_bytes: int
     """Bytes of the parameters that are trained."""
     saved_bytes: int
@@ -36,34 +38,51 @@ class TebCosts(NamedTuple):
     weight_flop: int
     """Part of ``backward_flop`` that makes weight gradients [FLOP]."""
     pass_bytes: int
-    """What a pass needs beside that for a moment, however many samples it has [byte]."""
+    """Momentary need of a pass beside that, however many samples it has [byte]."""
     pass_sample_bytes: int
     """The same of each sample [byte]."""
     activation_bits: int
-    """What goes over a link to the next segment [bit]; the gradient comes back with as many."""
-    attention_flop: float = 0.0
+    """Bits that go over a link to the next segment [bit]; the gradient comes back with as many."""
+    attention_flop: float
     """Part of both passes that grows with the square of the tokens [FLOP]; of models that can be cut along them."""
-    kept_keys_bytes: int = 0
-    """What two token slices keep beside ``saved_bytes``: keys and values that more than one of them needs [byte];
+    kept_keys_bytes: int
+    """Bytes that two token slices keep beside ``saved_bytes``: keys and values that more than one of them needs [byte];
     likewise."""
-    later_keys_bytes: int = 0
+    later_keys_bytes: int
     """Keys and values of the sample, as a slice keeps them for later ones [byte]; likewise."""
-    waiting_share: float = 1.0
-    """What waits of a backward pass that puts weight gradients off, by ``saved_bytes``."""
+    waiting_share: float
+    """Share of ``saved_bytes`` that waits in a backward pass that puts weight gradients off."""
 
 
-def teb_costs(spec: ModelSpec, sequence_length: int, *, recompute: bool = False) -> TebCosts:
+def teb_costs(spec: ModelSpec, sequence_length: int, *, index: int = 0, recompute: bool = False) -> TebCosts:
     """Count one TEB of a model for one sample, forward and backward for real, on tensors without data.
 
-    It is TEB 0, and stands for all: one with more or less than the others (DeBERTa's convolution) is not told apart.
+    Of experts the matrices of all count as memory, and as work those that a token visits. Attention with a window
+    counts as the library computes it: all queries with all keys.
 
     Parameters
     ----------
     spec : the model
     sequence_length : T, tokens of the sample, none of them padding
+    index : of the TEB
     recompute : each backward pass begins with the forward pass once more
+
+    Raises
+    ------
+    ValueError
+        If a decoder-only model's TEB does not run on tensors without data.
     """
-    costs, forward_attention_flop = _counted_teb(spec.to_json(), sequence_length)
+    from client_pipeline.families.registry import is_decoder_only
+
+    try:
+        costs, forward_attention_flop = _counted_teb(spec.to_json(), sequence_length, index)
+    except (RuntimeError, NotImplementedError) as error:
+        if not is_decoder_only(spec.family):
+            raise
+        raise ValueError(
+            f'costs = "model": TEB {index} of model type {spec.family!r} cannot be counted on tensors without data: '
+            f'{next(iter(str(error).splitlines()), type(error).__name__):.200}; set costs = "scenario"'
+        ) from error
     if not recompute:
         return costs
     return costs._replace(
@@ -72,37 +91,89 @@ def teb_costs(spec: ModelSpec, sequence_length: int, *, recompute: bool = False)
     )
 
 
+def all_teb_costs(spec: ModelSpec, sequence_length: int, *, recompute: bool = False) -> tuple[TebCosts, ...]:
+    """Count all TEBs of a model, (L,); each kind once. See :func:`teb_costs`.
+
+    Only decoder-only models have several kinds: of others TEB 0 stands for all, and one with more or less than the rest
+    (DeBERTa's convolution) is not told apart.
+    """
+    kinds = _kinds(spec.to_json(), sequence_length)
+    counted = {i: teb_costs(spec, sequence_length, index=i, recompute=recompute) for i in dict.fromkeys(kinds)}
+    return tuple(counted[i] for i in kinds)
+
+
 @lru_cache(maxsize=32)
-def _counted_teb(spec_json: str, sequence_length: int) -> tuple[TebCosts, float]:
+def _kinds(spec_json: str, sequence_length: int) -> tuple[int, ...]:
+    """Return the first TEB of the same kind for each TEB, (L,)."""
+    import torch
+
+    from client_pipeline.families.registry import family_named, is_decoder_only, library_family
+
+    spec = ModelSpec.from_json(spec_json)
+    if not is_decoder_only(spec.family):
+        return (0,) * family_named(spec.family).num_blocks(spec)
+    family, first = library_family(spec.family), dict[str, int]()
+    x_BTD = torch.empty(1, sequence_length, family.width(spec), device="meta")
+    blocks = family.unfilled_parts(spec).blocks
+    return tuple(first.setdefault(_kind(block, i, x_BTD), i) for i, block in enumerate(blocks))
+
+
+def _kind(block: Any, index: int, x_BTD: Tensor) -> str:
+    """Return all that the costs of a decoder-only model's TEB follow from: modules, weights, arguments."""
+    import torch
+
+    modules = [
+        (name, type(module), [(key, value) for key, value in vars(module).items() if isinstance(value, bool | str)])
+        for name, module in block.named_modules()
+    ]
+    weights = [(name, tuple(parameter.shape)) for name, parameter in block.named_parameters()]
+    # A window that is shorter than the sequence comes with a mask.
+    arguments = torch.utils._pytree.tree_leaves(block.arguments.of_layer(index, x_BTD, None))
+    forms = [tuple(value.shape) if isinstance(value, torch.Tensor) else type(value) for value in arguments]
+    return repr((modules, weights, forms))
+
+
+@lru_cache(maxsize=128)
+def _counted_teb(spec_json: str, sequence_length: int, index: int) -> tuple[TebCosts, float]:
     """Count one TEB without recomputation, and of its attention the forward pass's part [FLOP].
 
     On tensors without data torch runs every operation in Python: half a second for what a run and its plan ask of the
     same model.
     """
+    from client_pipeline.system.live_memory import ProcessorExperts
+
+    with ProcessorExperts():
+        return _counted(ModelSpec.from_json(spec_json), sequence_length, index)
+
+
+def _counted(spec: ModelSpec, sequence_length: int, index: int) -> tuple[TebCosts, float]:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from client_pipeline.partition.families import adapter, build_block, carried_examples
-    from client_pipeline.partition.low_bits import compress, fill_without_data
-    from client_pipeline.partition.sliceable import takes_token_slices
-    from client_pipeline.system.live_memory import pass_memory, saved_in_slices, waiting_for_weights
+    from client_pipeline.families.families import build_block
+    from client_pipeline.families.registry import family_named
+    from client_pipeline.families.sliceable import takes_token_slices
+    from client_pipeline.system.live_memory import once_before, pass_memory, saved_in_slices, waiting_for_weights
+    from client_pipeline.weights.low_bits import compress, fill_without_data
 
-    spec = ModelSpec.from_json(spec_json)
-    width = adapter(spec.family).width(spec)
+    family = family_named(spec.family)
+    width, carried = family.width(spec), family.carried_examples(spec)
     with torch.device("meta"):
-        block = build_block(spec, 0)
+        block = build_block(spec, index)
         num_parameters = sum(p.numel() for p in block.parameters())
         packed = fill_without_data(compress(block, spec.base_dtype)) if spec.low_bits else 0
-        carried = carried_examples(spec)
         x_BTD = torch.empty(1 + carried, sequence_length, width, requires_grad=True)
+    once_before(block, x_BTD)
     with FlopCounterMode(display=False) as forward:
         y_BTD = block(x_BTD, None)
     with FlopCounterMode(display=False) as backward:
         y_BTD.sum().backward()
     forward_attention_flop, backward_attention_flop, kept_keys_bytes, later_keys_bytes = 0.0, 0.0, 0, 0
     if takes_token_slices(spec):
+        long_BTD = torch.empty(1, 2 * sequence_length, width, device="meta", requires_grad=True)
+        once_before(block, long_BTD)
         with FlopCounterMode(display=False) as long_forward:
-            long_BTD = block(torch.empty(1, 2 * sequence_length, width, device="meta", requires_grad=True), None)
+            long_BTD = block(long_BTD, None)
         with FlopCounterMode(display=False) as long_backward:
             long_BTD.sum().backward()
         # Of a T + c T^2 at T and at 2 T.
@@ -167,6 +238,8 @@ def model_costs(
     as it is sent. Its time D_t counts what the local steps send to the decoder, too: activations, masks and labels, and
     the matrices that the decoder reads of the embedding, which go up anew for every step but the first.
 
+    Where TEBs differ, o_f, o_b and gamma_0 are the largest of them, and ``teb_shares`` says what each costs.
+
     Bytes are those of the tensors that are sent. Names, shapes and headers around them (of Flower's arrays, of the
     stream's frames, of gRPC) are not counted.
 
@@ -189,16 +262,20 @@ def model_costs(
     """
     import torch
 
+    from client_pipeline.families.families import build_block, build_embedding, build_head, tied
+    from client_pipeline.families.hugging_face import CLUSTER_TAIL
+    from client_pipeline.families.registry import family_named
     from client_pipeline.link.activation_codec import ActivationCodec
     from client_pipeline.link.compression import CompressionConfig
     from client_pipeline.link.update_codec import update_bytes
-    from client_pipeline.partition.families import adapter, build_block, build_embedding, build_head, tied
     from client_pipeline.partition.parts import own_parameters
 
     if optimizer not in OPTIMIZER_STATES:
         raise ValueError(f"optimizer: expected one of {', '.join(OPTIMIZER_STATES)}, found {optimizer!r}")
     compression = compression or CompressionConfig()
-    family, teb = adapter(spec.family), teb_costs(spec, sequence_length, recompute=recompute)
+    family, tebs = family_named(spec.family), all_teb_costs(spec, sequence_length, recompute=recompute)
+    teb = TebCosts(*map(max, zip(*tebs, strict=True)))
+    flop = [each.forward_flop + each.backward_flop for each in tebs]
     with torch.device("meta"):
         embedding = own_parameters(build_embedding(spec))
         head = own_parameters(build_head(spec)) if trains_head else {}
@@ -206,11 +283,17 @@ def model_costs(
         blocks = [own_parameters(build_block(spec, index)) for index in range(family.num_blocks(spec))]
     sent = [p.numel() for part in (embedding, *blocks, head) for p in part.values()]
     update_bits = 8.0 * sum(update_bytes(compression, numbers) for numbers in sent)
-    activation_bits = 8.0 * sequence_length * ActivationCodec(compression.activations).row_bytes(family.width(spec))
+    activation_bits, sent_bits = (
+        8.0 * sequence_length * ActivationCodec(codec).row_bytes(family.width(spec))
+        for codec in (compression.activations, compression.of_stream)
+    )
     # A byte of mask a token; a label a sample, or a token (a translation is taken to be as long as its source).
     labels = 1 if spec.head == SEQUENCE_CLASSIFICATION else sequence_length
     target_bits = 8.0 * (sequence_length + torch.int64.itemsize * labels)
     shared = sum(embedding[name].numel() * embedding[name].element_size() for name in tied(spec).values())
+    if spec.config.get(CLUSTER_TAIL):
+        # No label and no matrix goes up; the states' gradient does, as large as the activations.
+        target_bits, shared = 8.0 * sequence_length + sent_bits, 0
     samples = local_steps * gradient_accumulation * batch_size
     memory = TebMemory(
         held_bytes=teb.parameter_bytes + teb.trained_bytes * (1.0 + OPTIMIZER_STATES[optimizer]),
@@ -223,7 +306,7 @@ def model_costs(
         waiting_share=teb.waiting_share,
         recompute=recompute,
     )
-    stream_bits = samples * (activation_bits + target_bits) + 8.0 * (local_steps - 1) * shared
+    stream_bits = samples * (sent_bits + target_bits) + 8.0 * (local_steps - 1) * shared
     return Costs(
         o_f=float(teb.forward_flop),
         o_b=float(teb.backward_flop),
@@ -242,4 +325,5 @@ def model_costs(
         attention_share=teb.attention_flop / (teb.forward_flop + teb.backward_flop),
         activation_memory=float(batch_size * teb.saved_bytes),
         kept_keys_share=teb.kept_keys_bytes / teb.saved_bytes,
+        teb_shares=tuple(each / (teb.forward_flop + teb.backward_flop) for each in flop) if len(set(flop)) > 1 else (),
     )

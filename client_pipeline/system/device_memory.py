@@ -1,4 +1,4 @@
-"""What a device needs at its peak under a plan: weights, states, and the activations that its schedule keeps.
+"""Peak memory of a device under a plan: weights, states, and the activations that its schedule keeps.
 
 gamma_0 times the TEBs (C7) is the part that grows with them, for a batch of which GPipe keeps everything. A device has
 some memory beside it, however many TEBs it holds: what one pass needs for a moment, the gradients that its receives
@@ -33,27 +33,27 @@ class HeldMicroBatches(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TebMemory:
-    """What TEBs of a model need on a device [byte]; ``sample`` is of one sample of the planned length."""
+    """Memory of a model's TEBs on a device [byte]; ``sample`` is of one sample of the planned length."""
 
     held_bytes: float
     """One TEB at rest: its weights as they are held, gradients and optimizer states of those that are trained."""
     saved_sample_bytes: float
     """One TEB, kept from a forward pass for the backward one."""
     activation_sample_bytes: float
-    """What goes from segment to segment."""
+    """Activations that go from segment to segment."""
     pass_bytes: float
     """One pass, for a moment, however many samples it has: a matrix brought back, a gradient to be added."""
     pass_sample_bytes: float
     """One pass, for a moment."""
     kept_keys_sample_bytes: float = 0.0
-    """What two token slices of one TEB keep beside ``saved_sample_bytes``: keys and values."""
+    """Keys and values that two token slices of one TEB keep beside ``saved_sample_bytes``."""
     later_keys_sample_bytes: float = 0.0
     """Keys and values of one TEB, as token slices keep them for later ones; in the attention they may be more, where
     queries share heads."""
     waiting_share: float = 1.0
-    """What waits for weight gradients that were put off, by ``saved_sample_bytes``."""
+    """Share of ``saved_sample_bytes`` that waits for weight gradients that were put off."""
     recompute: bool = False
-    """Whether devices keep inputs alone, and compute the rest again (``runtime.recompute``)."""
+    """True if devices keep inputs alone, and compute the rest again (``runtime.recompute``)."""
 
     def block_memory(self, batch_size: int) -> float:
         """gamma_0 [byte]: one TEB that keeps the activations of a batch, as GPipe does.
@@ -72,14 +72,14 @@ class TebMemory:
         return self.pass_bytes + of_pass + batch_size * self.activation_sample_bytes
 
     def stage_held(
-        self, num_blocks: int, moments: Sequence[HeldMicroBatches], sizes: Sequence[int], num_slices: int = 1
+        self, num_blocks: int, moments: Sequence[HeldMicroBatches], sizes: Sequence[int], num_slices: int
     ) -> float:
-        """Planned peak of what a stage counts as held, :meth:`client_pipeline.runtime.stage.Stage.held_bytes` [byte].
+        """Planned peak of what a stage counts as held, ``Stage.held_bytes`` [byte].
 
         Parameters
         ----------
         num_blocks : TEBs of the stage
-        moments : of its schedule, :func:`client_pipeline.runtime.schedules.held_at_backward`
+        moments : of its schedule, :func:`client_pipeline.timetable.schedules.held_at_backward`
         sizes : samples of each micro-batch, the largest first
         num_slices : Q
         """
@@ -122,7 +122,7 @@ def _stored_bytes(moment: HeldMicroBatches, sample_bytes: tuple[float, float, fl
 
 
 def extra_keys(num_slices: int) -> float:
-    """How often Q slices keep the keys and values of a micro-batch beside the once that it keeps them whole.
+    """Return the copies that Q slices keep of a micro-batch's keys and values beside the whole one.
 
     In the attentions (Q + 1) / 2 times; and once, but for the last slice, which nobody comes after. Once for Q = 2.
     """

@@ -38,7 +38,7 @@ class DeviceProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class UplinkProfile:
-    """What a control unit may spend to reach the server."""
+    """Budgets of a control unit for reaching the server."""
 
     bandwidth_hz: float
     """B_n, on whichever channel it gets [Hz]."""

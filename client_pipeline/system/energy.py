@@ -10,7 +10,7 @@ from client_pipeline.system.radio import Array, Real
 
 EnergyMode = Literal["none", "c9p", "c9", "exact"]
 TailEnergy = Literal["link", "none"]
-"""What the last device of a pipeline pays for sending within the cluster: a ``link``, as printed, or ``none``."""
+"""Charge of a pipeline's last device for sending within the cluster: a ``link``, as printed, or ``none``."""
 
 
 def chunk_energy(
@@ -45,7 +45,7 @@ def block_energy(work_flop: Real, flop_per_cycle: Real, frequency_hz: Real, kapp
 
 
 def num_chunks(mode: EnergyMode, num_micro_batches: int | Array) -> Array:
-    """How many micro-batches a device's energy budget covers.
+    """Return the number of micro-batches that a device's energy budget covers.
 
     ``c9p`` is the paper's C9', one; ``c9`` its Eq. (16), 2m; ``exact`` m, what one step really takes.
     C9' drops the 2m of Eq. (16), and the 2 counts forward and backward twice, for the work already holds both.

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Real = float | Array
+from client_pipeline.system.radio import Array, Real
+
+LatencyForm = Literal["eq15", "flowshop"]
 Scaling = Literal["microbatch", "sample"]
 Tail = Literal["none", "last"]
 
@@ -60,7 +60,7 @@ def link_time(bits: Real, rate: Real, latency_s: Real = 0.0) -> Array:
     return np.asarray(bits, dtype=np.float64) / np.asarray(rate, dtype=np.float64) + latency_s
 
 
-def stage_time(num_blocks: int | Array, teb_s: Real, link_s: Real) -> Array:
+def stage_time(num_blocks: Real, teb_s: Real, link_s: Real) -> Array:
     """Seconds of one stage for one micro-batch: t_k = delta_k a_k + tau_k, inside Eq. (15)."""
     return np.asarray(num_blocks, dtype=np.float64) * np.asarray(teb_s) + np.asarray(link_s)
 
@@ -96,31 +96,6 @@ def flow_shop_latency(stage_s: Sequence[float], num_micro_batches: int) -> float
     num_micro_batches : m
     """
     return sum(stage_s) + (num_micro_batches - 1) * max(stage_s)
-
-
-def gpipe_latency(
-    forward_s: Sequence[float],
-    backward_s: Sequence[float],
-    forward_link_s: Sequence[float],
-    backward_link_s: Sequence[float],
-    num_micro_batches: int,
-) -> float:
-    """Makespan of GPipe's action list when a device is busy while it sends.
-
-        D = sum(F + c) + (m - 1) max(F + c) + sum(B + c') + (m - 1) max(B + c')
-
-    Parameters
-    ----------
-    forward_s, backward_s : (S,), seconds of one micro-batch's pass through each stage, in pipeline order
-    forward_link_s : (S,), seconds to send the activations to the next stage; the last one's is 0
-    backward_link_s : (S,), seconds to send the gradient to the previous stage, held at the stage that owns the link
-        (stage s: from s + 1 to s); the last one's is 0
-    num_micro_batches : m
-    """
-    forward = [f + c for f, c in zip(forward_s, forward_link_s, strict=True)]
-    # The gradient over link s is sent by stage s + 1, which is busy meanwhile; the first stage sends none.
-    backward = [b + c for b, c in zip(backward_s, [0.0, *backward_link_s[:-1]], strict=True)]
-    return flow_shop_latency(forward, num_micro_batches) + flow_shop_latency(backward, num_micro_batches)
 
 
 def round_latency(step_s: Sequence[float], upload_s: Sequence[float], local_steps: int) -> float:

@@ -1,4 +1,4 @@
-"""What a TEB's passes hold, byte by byte, on tensors without data.
+"""Memory of a TEB's passes, byte by byte, on tensors without data.
 
 A dispatch mode sees every tensor that an operation of torch makes, and when its storage goes: the sum is what a process
 needs for them, without the allocator's own. Attention is counted as the processor's kernel computes it, which stores
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from client_pipeline.partition.low_bits import low_bit_layers
 from client_pipeline.partition.token_slices import token_slices
 from client_pipeline.partition.weight_gradients import WaitingWeights
+from client_pipeline.weights.low_bits import low_bit_layers
 
 
 class PassMemory(NamedTuple):
@@ -49,8 +49,28 @@ class ProcessorAttention(TorchFunctionMode):
         # T5's bias learns, and the processor's kernel has no gradient of its mask: torch takes the plain formula, too.
         if mask is not None and mask.requires_grad:
             return func(*args, **kwargs)
+        # Nor does it take values of another width than the queries'.
+        if args[0].shape[-1] != args[2].shape[-1]:
+            return func(*args, **kwargs)
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         return kernel(*args[:3], 0.0, bool(kwargs.get("is_causal")), attn_mask=mask, scale=scale)[0]
+
+
+class ProcessorExperts(TorchFunctionMode):
+    """Computes the products of experts with their tokens as the processor's kernel does, on tensors without data.
+
+    The kernel takes all tokens sorted by expert, [S, I], and the matrices of all experts, [E, I, O]. Without data the
+    place where one expert's tokens end is unknown. FLOP and bytes are those of one expert with all tokens, and the
+    gradient is that of all matrices.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a function of torch."""
+        if getattr(func, "__name__", "") == "_grouped_mm" and args[0].is_meta:
+            return args[0] @ args[1][0]
+        return func(*args, **(kwargs or {}))
 
 
 class _LiveBytes(TorchDispatchMode):
@@ -126,6 +146,7 @@ def pass_memory(block: nn.Module, shape_BTD: tuple[int, int, int]) -> PassMemory
     there += [tensor for _, layer in low_bit_layers(block) for tensor in layer.packed_matrix]
     x_BTD = torch.empty(shape_BTD, device="meta", requires_grad=True)
     gradient_BTD = torch.empty(shape_BTD, device="meta")
+    once_before(block, x_BTD)
     with ProcessorAttention(), _LiveBytes(there) as live:
         with _saved_storages(block) as storages:
             y_BTD = block(x_BTD, None)
@@ -146,6 +167,7 @@ def saved_in_slices(block: nn.Module, shape_BTD: tuple[int, int, int], num_slice
     """
     examples, length, width = shape_BTD
     slices = token_slices(torch.ones(examples, length, dtype=torch.bool), num_slices)
+    once_before(block, torch.empty(shape_BTD, device="meta"))
     with ProcessorAttention(), _saved_storages(block) as storages:
         for part in slices:
             block(torch.empty(examples, part.end - part.first, width, device="meta", requires_grad=True), part)
@@ -162,7 +184,14 @@ def waiting_for_weights(block: nn.Module, shape_BTD: tuple[int, int, int]) -> in
     shape_BTD : of its input
     """
     x_BTD = torch.empty(shape_BTD, device="meta", requires_grad=True)
+    once_before(block, x_BTD)
     with ProcessorAttention(), WaitingWeights() as waiting:
         y_BTD = block(x_BTD, None)
     torch.autograd.backward(y_BTD, torch.empty(shape_BTD, device="meta"))
     return waiting.nbytes
+
+
+def once_before(block: nn.Module, x_BTD: Tensor) -> None:
+    """Have a TEB make the masks and tables that all TEBs of a stage share: they are no part of a pass."""
+    with torch.no_grad(), ProcessorAttention():
+        block(x_BTD, None)

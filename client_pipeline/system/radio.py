@@ -5,11 +5,14 @@ All functions broadcast over NumPy arrays. Gains are linear power gains, not dB.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Real = float | Array
+DistortionForm = Literal["paper", "sinr"]
 
 
 def shannon_rate(bandwidth_hz: Real, power_w: Real, gain: Real, interference_w: Real, noise_psd: float) -> Array:

@@ -7,19 +7,20 @@ are all alike, or each as its table ``[[cluster]]`` says; see :mod:`client_pipel
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from client_pipeline.documents import toml_table
 from client_pipeline.near_names import did_you_mean
 from client_pipeline.system.cluster_tables import CLUSTER_TABLES, NOT_NEGATIVE, ScenarioClusters
-from client_pipeline.system.device_memory import TebMemory
 from client_pipeline.system.devices import DeviceProfile, UplinkProfile
 from client_pipeline.system.energy import EnergyMode, TailEnergy
-from client_pipeline.system.latency import Scaling, Tail
-from client_pipeline.system.scenario_table import Quantity, ScenarioTable
+from client_pipeline.system.latency import LatencyForm, Scaling, Tail
+from client_pipeline.system.radio import DistortionForm
+from client_pipeline.system.scenario_table import MOST_COUNT, Quantity, ScenarioTable
+from client_pipeline.system.step_costs import PlanForms, StepCosts
 from client_pipeline.system.units import giga, mega, watt_from_dbm
 
 SCENARIO_FORMAT = "collapipe-scenario/1"
@@ -49,16 +50,16 @@ _PLANNER = {
     "phi": Quantity(default=1.0),
     "distortion-scale": Quantity(sign=NOT_NEGATIVE, default=0.2),
 }
+_MOST_GAINS = 1_000_000
+"""Most gains, of all clusters on all channels."""
 _NOISE = Quantity(watt_from_dbm, "any", default=-174.0)
 
-DistortionForm = Literal["paper", "sinr"]
-LatencyForm = Literal["eq15", "flowshop"]
 Bandwidth = Literal["channels", "split"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelModel:
-    """How the uplinks' gains and the devices' speeds come about; see :mod:`client_pipeline.system.channels`."""
+    """Source of the uplinks' gains and the devices' speeds; see :mod:`client_pipeline.system.channels`."""
 
     large_scale_gain: tuple[tuple[float, ...], ...]
     """Gain of each cluster on each channel before fading: path loss and shadowing, (N, J), linear."""
@@ -71,53 +72,27 @@ class ChannelModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Costs:
-    """What TEBs and uploads cost."""
+class Costs(StepCosts):
+    """Costs of TEBs and uploads."""
 
-    o_f: float
-    """Forward FLOP of one TEB for one sample."""
-    o_b: float
-    """Backward FLOP of one TEB: for one micro-batch, or for one sample."""
-    o_b_scaling: Scaling
-    t0: float
-    """Seconds of one TEB for one micro-batch beside its FLOP."""
-    z_bits: float
-    """Activations on a link [bit]: of a micro-batch, or of a sample."""
-    g_bits: float
-    """Their gradient, likewise."""
-    act_scaling: Scaling
-    lat: float
-    """Seconds of one micro-batch on a link beside its bits."""
     upload_time_bits: float
     """D_t: a round's upload, but for ``upload_activation_bits`` [bit]."""
     upload_energy_bits: float
     """D_e: the encoder's part of it [bit]."""
     upload_activation_bits: float = 0.0
     """z_enc of Eq. (11): activations that go up from each micro-batch, or sample, beside D_t [bit]."""
-    downlink_rate: float = 0.0
-    """Of each control unit's downlink [bit/s]; 0: it takes no time."""
-    decoder_s: float = 0.0
-    """Seconds of the decoder for a micro-batch, or a sample, as ``act_scaling`` says."""
     block_memory: float
     """gamma_0: memory of one TEB with its gradients, optimizer state and stored activations [byte]."""
-    weight_share: float = 0.5
-    """Part of o_b that makes weight gradients."""
-    attention_share: float = 0.1
-    """Part of o_f and o_b that is of queries with keys, and of their weights with values: it grows along a sequence."""
-    activation_memory: float = 0.0
+    activation_memory: float
     """Part of ``block_memory`` that is activations of a whole batch, as GPipe keeps them [byte]."""
-    kept_keys_share: float = 0.12
-    """Bytes of keys and values in those of ``activation_memory``: what two token slices keep more of it."""
     device_memory: float = 0.0
-    """What a device needs beside its TEBs, taken off its memory before they are counted (C7) [byte]; 0 but for costs of
+    """Memory that a device needs beside its TEBs, taken off before they are counted (C7) [byte]; 0 but for costs of
     a model."""
-    memory: TebMemory | None = None
-    """The parts of both; None but for costs of a model."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannerSettings:
-    """What is planned, and how it is charged."""
+class PlannerSettings(PlanForms):
+    """Subject of a plan, and its charges."""
 
     num_blocks: int
     """L."""
@@ -140,14 +115,9 @@ class PlannerSettings:
     distortion_scale: float
     """C of Eq. (25)."""
     distortion: DistortionForm
-    latency: LatencyForm
-    tail: Tail
-    energy: EnergyMode
     bandwidth: Bandwidth = "channels"
     """``channels``: each control unit has its own bandwidth on whatever channel; ``split``: the matched ones divide as
     much as they would have on average."""
-    tail_energy: TailEnergy = "link"
-    """Whether the last device is charged the energy of a link, which carries nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,8 +185,8 @@ def load_scenario(name: str, seed: int | None = None) -> Scenario:
     """
     content = scenario_content(name)
     try:
-        raw = tomllib.loads(content.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raw = toml_table(content.decode())
+    except ValueError as error:
         raise ValueError(f"{name}: expected TOML, {error}") from error
     return parse_scenario(raw if seed is None else raw | {"seed": seed}, name)
 
@@ -256,12 +226,16 @@ def parse_scenario(raw: dict[str, Any], location: str) -> Scenario:
     top = ScenarioTable(raw, "", (*counts, "cluster", *CLUSTER_TABLES, "block", "planner"), location)
     if raw.get("format") != SCENARIO_FORMAT:
         raise ValueError(f"{location}: format: expected {SCENARIO_FORMAT!r}, found {raw.get('format')!r}")
-    num_channels, seed = top.count("channels", 4), top.count("seed", 0, least=0)
+    num_channels, seed = top.count("channels", 4), top.count("seed", 0, least=0, most=2**63 - 1)
 
     def table(name: str, *keys: str) -> ScenarioTable:
         return ScenarioTable(raw.get(name, {}), name, keys, location)
 
     clusters = ScenarioClusters(raw, top, seed, location)
+    if (gains := num_channels * len(clusters.names)) > _MOST_GAINS:
+        raise ValueError(
+            f"{location}: channels: expected at most {_MOST_GAINS:,} for all clusters together, found {gains:,}"
+        )
     if "block" not in raw:
         raise ValueError(f"{location}: missing table [block]")
     devices = clusters.devices()
@@ -326,6 +300,8 @@ def _costs(table: ScenarioTable) -> Costs:
 
 
 _PLANNER_COUNTS = {"blocks": 12, "batch-size": 64, "max-micro-batches": 64, "local-steps": 1}
+_MOST_EXAMPLES = 1_000_000
+"""Most examples of a batch, and most local steps."""
 _PLANNER_CHOICES = {
     "distortion": (get_args(DistortionForm), "paper"),
     "latency": (get_args(LatencyForm), "eq15"),
@@ -337,24 +313,14 @@ _PLANNER_CHOICES = {
 
 
 def _planner(table: ScenarioTable) -> PlannerSettings:
-    count = {key: table.count(key, default) for key, default in _PLANNER_COUNTS.items()}
+    most = {key: _MOST_EXAMPLES for key in ("batch-size", "local-steps")}
+    count = {key: table.count(key, default, most=most.get(key, MOST_COUNT)) for key, default in _PLANNER_COUNTS.items()}
     choice = {key: table.choice(key, names, default) for key, (names, default) in _PLANNER_CHOICES.items()}
-    number = {key: table.number(key, q) for key, q in _PLANNER.items()}
+    number: dict[str, Any] = {key: table.number(key, q) for key, q in _PLANNER.items()}
     return PlannerSettings(
         num_blocks=count["blocks"],
         batch_size=count["batch-size"],
         max_micro_batches=min(count["max-micro-batches"], count["batch-size"]),
         local_steps=count["local-steps"],
-        v=number["v"],
-        gamma_max=number["gamma-max"],
-        energy_price=number["energy-price"],
-        g0=number["g0"],
-        phi=number["phi"],
-        distortion_scale=number["distortion-scale"],
-        distortion=choice["distortion"],
-        latency=choice["latency"],
-        tail=choice["tail"],
-        energy=choice["energy"],
-        tail_energy=choice["tail-energy"],
-        bandwidth=choice["bandwidth"],
+        **{key.replace("-", "_"): value for key, value in (number | choice).items()},
     )

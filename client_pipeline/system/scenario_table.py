@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from client_pipeline.near_names import did_you_mean
 from client_pipeline.system.radio import Array
-from client_pipeline.system.units import same
+
+MOST_COUNT = 10_000
+"""Most clusters, devices of one, channels or TEBs: beyond it no planner ends."""
 
 
 class Quantity(NamedTuple):
     """A key that holds a physical quantity."""
 
-    to_si: Callable[[float], float] = same
+    to_si: Callable[[float], float] = float
     sign: str = "above 0"
     """``above 0``, ``of at least 0`` or ``any``."""
     default: float | tuple[float, float] | None = None
@@ -50,9 +52,8 @@ class ScenarioTable:
             raise ValueError(f"{location}: expected a table [{name}], found {raw!r}")
         for key in raw:
             if key not in known_keys:
-                near = difflib.get_close_matches(key, known_keys, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known_keys)}"
-                raise ValueError(f"{location}: unknown key {self._prefix + key!r}; {hint}")
+                hint = did_you_mean(key, known_keys) or f"; expected one of {', '.join(known_keys)}"
+                raise ValueError(f"{location}: unknown key {self._prefix + key!r}{hint}")
         self._raw, self._location, self._base = raw, location, None
         if base is not None:
             self._raw, self._base = base._raw | raw, base
@@ -98,7 +99,7 @@ class ScenarioTable:
         return self._base if self._base is not None and key not in self._keys else self
 
     def values_for(self, key: str, quantity: Quantity, count: int) -> list[float | Range]:
-        """What ``count`` clusters that go by this table have: the same number or range, or each its entry of a list."""
+        """Return the values of ``count`` clusters of this table: one number or range, or each its entry of a list."""
         value = self._value(key, quantity, ", a range {min, max} or a list")
         if not isinstance(value, list):
             return [value] * count
@@ -106,13 +107,15 @@ class ScenarioTable:
             raise ValueError(f"{self.place(key)}: expected one value for each of {count} clusters, found {len(value)}")
         return list(value)
 
-    def count(self, key: str, default: int | None = None, least: int = 1) -> int:
+    def count(self, key: str, default: int | None = None, least: int = 1, most: int = MOST_COUNT) -> int:
         """An integer."""
         value, expectation = self._raw.get(key, default), f"expected an integer of at least {least}"
         if value is None:
             raise ValueError(f"{self.place(key)}: missing; {expectation}")
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ValueError(f"{self.place(key)}: {expectation}, found {value!r}")
+        if value > most:
+            raise ValueError(f"{self.place(key)}: expected at most {most:,}, found {value!r}")
         return value
 
     def whole_number(self, key: str, generator: np.random.Generator) -> int:
@@ -126,6 +129,8 @@ class ScenarioTable:
                 f"{self.place(key)}: expected an integer of at least 1 or a range of integers, such as "
                 f"{{ min = 6, max = 14 }}, found {value!r}"
             )
+        if high > MOST_COUNT:
+            raise ValueError(f"{self.place(key)}.max: expected at most {MOST_COUNT:,}, found {high!r}")
         return int(generator.integers(low, high, endpoint=True))
 
     def choice(self, key: str, names: Sequence[str], default: str) -> Any:

@@ -24,8 +24,3 @@ def giga(value: float) -> float:
 def mega(value: float) -> float:
     """MHz or Mbit as Hz or bit."""
     return value * MEGA
-
-
-def same(value: float) -> float:
-    """A value that is in SI already."""
-    return value

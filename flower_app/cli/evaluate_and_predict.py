@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from flower_app.cli.options import Json, Run, Sets
+from client_pipeline.counted import counted
+from flower_app.cli.options import AllowedModules, Json, Run, Sets
 from flower_app.console import print_json, say
 
 
@@ -23,6 +25,7 @@ def evaluate(
     run: Run = "latest",
     split: Annotated[str, typer.Option(help="test or validation.")] = "test",
     sets: Sets = None,
+    allow_module: AllowedModules = None,
     as_json: Json = False,
 ) -> None:
     """Score the model of a run on its held-out data."""
@@ -30,74 +33,61 @@ def evaluate(
 
     if split not in ("test", "validation"):
         raise ValueError(f"--split: expected test or validation, found {split!r}")
-    run_dir, config, model = _saved(run, sets)
+    run_dir, config, model = saved(run, sets, allow_module)
     score = task(config.task).evaluator(config.data, model.tokenizer_json).evaluate(model.parts, split)
     for name, value in score.metrics.items():
         say(f"{name} {value:.4g}")
-    say(f"{score.examples} examples of {split}  {score.signature}")
+    say(f"{counted(score.examples, 'example')} of {split}  {score.signature}")
+    for each in score.mistakes.get("classes", ()):
+        values = "  ".join(f"{name} {each[name]:.4f}" for name in ("precision", "recall", "f1"))
+        say(f"class {each['name']}: {values}  support {each['support']}")
     if score.truncated:
-        say(f"warning: {score.truncated} sequences of {split} were cut at data.max-length = {config.data.max_length}")
+        were_cut = f"{counted(score.truncated, 'sequence')} of {split} {'was' if score.truncated == 1 else 'were'} cut"
+        say(f"warning: {were_cut} at data.max-length = {config.data.max_length}")
     if as_json:
         score_values = {
             "split": split,
             "examples": score.examples,
             "metrics": score.metrics,
             "signature": score.signature,
-        }
+        } | ({"mistakes": score.mistakes} if score.mistakes else {})
         print_json({"run_dir": str(run_dir), **score_values, "truncated": score.truncated})
 
 
 def predict(
     run: Run,
     texts: Annotated[
-        list[str] | None, typer.Argument(help="What to translate, classify, tag, fill or continue.")
+        list[str] | None,
+        typer.Argument(help="What to translate, classify, tag, fill, continue or answer; also messages in JSON."),
     ] = None,
     file: Annotated[Path | None, typer.Option(help="A table or a text file, instead of texts.")] = None,
     out: Annotated[Path | None, typer.Option(help="With --file: gets its rows and a column prediction.")] = None,
     column: Annotated[str, typer.Option(help="With --file: of the texts; otherwise as in training.")] = "",
+    proba: Annotated[bool, typer.Option("--proba", help="Each label's probability too, as p_LABEL.")] = False,
     sets: Sets = None,
+    allow_module: AllowedModules = None,
     as_json: Json = False,
 ) -> None:
     """Use the model of a run: a line of output for each text, or a column for each row of a file."""
-    if file is not None:
-        _predict_file(run, texts, file, out, column, sets, as_json)
+    if file is None:
+        if out is not None or column:
+            raise ValueError("--out and --column: expected --file too, found none; name the file with the texts")
+        if not texts:
+            raise ValueError("predict: expected texts, or --file FILE --out FILE; found neither")
+        predictions, probabilities = _predict(run, texts, sets, allow_module, proba=proba)
+        if as_json:
+            document = {"inputs": texts, "predictions": predictions}
+            print_json(document | ({"probabilities": probabilities} if proba else {}))
+        else:
+            cells = [[text] for text in predictions]
+            for line, by_label in zip(cells, probabilities, strict=proba):
+                line += [f"p_{label}={value:.4f}" for label, value in by_label.items()]
+            typer.echo("\n".join(map("\t".join, cells)))
         return
-    if out is not None or column:
-        raise ValueError("--out and --column: expected --file too, found none; name the file with the texts")
-    if not texts:
-        raise ValueError("predict: expected texts, or --file FILE --out FILE; found neither")
-    predictions = _predict(run, texts, sets)
-    if as_json:
-        print_json({"inputs": texts, "predictions": predictions})
-    else:
-        typer.echo("\n".join(predictions))
-
-
-def translate(
-    run: Run,
-    sentences: Annotated[list[str], typer.Argument(help="What to translate.")],
-    sets: Sets = None,
-    as_json: Json = False,
-) -> None:
-    """Translate sentences with the model of a run: predict, for translation alone."""
-    translations = _predict(run, sentences, sets, only="translation")
-    if as_json:
-        print_json({"sources": sentences, "translations": translations})
-    else:
-        typer.echo("\n".join(translations))
-
-
-def _predict_file(
-    run: str,
-    texts: list[str] | None,
-    file: Path,
-    out: Path | None,
-    column: str,
-    sets: list[str] | None,
-    as_json: bool,
-) -> None:
-    from flower_app.prediction_file import check_out, read_text_rows, write_predictions
+    from client_pipeline.durable import check_not_input
+    from flower_app.prediction_file import check_out, read_question_rows, read_text_rows, write_predictions
     from flower_app.tasks.base import task
+    from flower_app.tasks.instruction import InstructionTask
     from flower_app.tasks.tagging import TaggingTask
 
     if texts or out is None:
@@ -106,34 +96,105 @@ def _predict_file(
             f"collapipe predict {run} --file {file} --out predicted{file.suffix}"
         )
     check_out(out)
-    _, config, model = _saved(run, sets)
-    rows = read_text_rows(file, column or config.data.source_column)
-    used = task(config.task)
-    # A label for each word of the file, as in training; of everything else the words make a text.
-    takes_words = isinstance(used, TaggingTask)
-    inputs: list[Any] = [v if isinstance(v, str) or takes_words else " ".join(v) for v in rows.inputs]
-    predictions = used.predict(model.parts, model.tokenizer_json, inputs)
-    write_predictions(out, rows, predictions)
+    check_not_input("--out", out, file)
+    if proba and out.suffix == ".txt":
+        raise ValueError(f"--out: {out}: a text file has no columns for --proba; write a .csv, .tsv or .jsonl")
+    _, config, model = saved(run, sets, allow_module, proba, writes=True)
+    chosen = task(config.task)
+    is_chat = isinstance(chosen, InstructionTask)
+    read = read_question_rows if is_chat else read_text_rows
+    rows = read(file, column or config.data.source_column, config.data.pair_column)
+    # Tagging gives each word of the file a label, as in training; other tasks join the words to a text.
+    takes_lists = is_chat or isinstance(chosen, TaggingTask)
+    inputs: list[Any] = [" ".join(map(str, v)) if isinstance(v, list) and not takes_lists else v for v in rows.inputs]
+    predictions, probabilities = _predictions(config, model, inputs, proba)
+    write_predictions(out, rows, predictions, probabilities)
     say(f"{len(predictions)} rows of {file} with a column prediction: {out}")
     if as_json:
         print_json({"out": str(out), "rows": len(predictions)})
 
 
-def _saved(run: str, sets: list[str] | None) -> tuple[Path, Any, Any]:
-    """Directory, configuration (with overrides) and model of a run."""
-    from flower_app.config.sources import load_config
+def translate(
+    run: Run,
+    sentences: Annotated[list[str], typer.Argument(help="What to translate.")],
+    sets: Sets = None,
+    allow_module: AllowedModules = None,
+    as_json: Json = False,
+) -> None:
+    """Translate sentences with the model of a run: predict, for translation alone."""
+    translations, _ = _predict(run, sentences, sets, allow_module, only="translation")
+    if as_json:
+        print_json({"sources": sentences, "translations": translations})
+    else:
+        typer.echo("\n".join(translations))
+
+
+def saved(
+    run: str, sets: list[str] | None, allow_module: list[str] | None, proba: bool = False, writes: bool = False
+) -> tuple[Path, Any, Any]:
+    """Directory, configuration (with overrides) and model of a run.
+
+    The model must give probabilities with ``proba``. One that ``writes`` texts token by token has its adapters merged.
+    """
+    run_dir, config = _found(run, sets, allow_module)
+
+    from client_pipeline.partition.spec import CAUSAL_LM
+    from flower_app.saved_model import load_model, load_plain_model
+    from flower_app.tasks.base import task, task_with_probabilities
+
+    if proba:
+        task_with_probabilities(config.task)
+    is_writer = writes and getattr(task(config.task), "head", "") == CAUSAL_LM
+    load = load_plain_model if is_writer else load_model
+    return run_dir, config, load(run_dir, config.model.family, config.task.name)
+
+
+def _found(run: str, sets: list[str] | None, allow_module: list[str] | None) -> tuple[Path, Any]:
+    from flower_app.config.sources import load_stored_config
+    from flower_app.model_files import digest_early
     from flower_app.runs.run_directory import CONFIG, find_run
-    from flower_app.saved_model import load_model
 
     run_dir = find_run(run)
-    config = load_config(str(run_dir / CONFIG), sets or ())
-    return run_dir, config, load_model(run_dir, config.model.family)
+    digest_early(run_dir)
+    return run_dir, load_stored_config(run_dir / CONFIG, sets or (), allow_module or ())
 
 
-def _predict(run: str, texts: list[str], sets: list[str] | None, only: str = "") -> list[str]:
+def _predict(
+    run: str,
+    texts: list[str],
+    sets: list[str] | None,
+    allow_module: list[str] | None,
+    only: str = "",
+    proba: bool = False,
+) -> tuple[list[str], list[dict[str, float]]]:
+    run_dir, config = _found(run, sets, allow_module)
+
+    from flower_app.prediction_file import typed_inputs
     from flower_app.tasks.base import task
+    from flower_app.tasks.instruction import InstructionTask
 
-    run_dir, config, model = _saved(run, sets)
+    chosen = task(config.task)
+    if isinstance(chosen, InstructionTask) and not only and not proba:
+        from flower_app.saved_model import load_plain_model, read_model
+
+        tokenizer_json = read_model(run_dir, config.model.family, config.task.name).tokenizer_json
+        with ThreadPoolExecutor(1) as thread:
+            # The template's program starts while the model is read.
+            asked = thread.submit(chosen.prompts, tokenizer_json, texts)
+            parts = load_plain_model(run_dir, config.model.family, config.task.name).parts
+            return chosen.answers(parts, *asked.result()), []
+    run_dir, config, model = saved(run, sets, allow_module, proba, writes=True)
     if only and config.task.name != only:
         raise ValueError(f"{run_dir.name} was trained on {config.task.name}, not {only}; use collapipe predict")
-    return task(config.task).predict(model.parts, model.tokenizer_json, texts)
+    inputs = texts if config.task.name == "instruction" else typed_inputs(config.data, texts)
+    return _predictions(config, model, inputs, proba)
+
+
+def _predictions(config: Any, model: Any, inputs: Any, proba: bool) -> tuple[list[str], list[dict[str, float]]]:
+    """Predict each text, and with ``proba`` the probability of each label."""
+    from flower_app.tasks.base import task, task_with_probabilities
+
+    if not proba:
+        return task(config.task).predict(model.parts, model.tokenizer_json, inputs), []
+    probabilities = task_with_probabilities(config.task).probabilities(model.parts, model.tokenizer_json, inputs)
+    return [max(by_label, key=by_label.__getitem__) for by_label in probabilities], probabilities

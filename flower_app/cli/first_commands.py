@@ -32,6 +32,7 @@ def init(
     task: Annotated[str, typer.Option(help="Instead of a guess.")] = "",
     text_column: Annotated[str, typer.Option(help="Column of the texts, instead of a guess.")] = "",
     label_column: Annotated[str, typer.Option(help="Column of labels, tags or translations.")] = "",
+    pair_column: Annotated[str, typer.Option(help="Column of second texts, where texts come in pairs.")] = "",
     validation: Annotated[list[str] | None, typer.Option(help="File to score on; two where the text has two.")] = None,
     test: Annotated[list[str] | None, typer.Option(help="File for the final score.")] = None,
     scenario: Annotated[str, typer.Option(help="The network that the model must fit on.")] = "two-clusters",
@@ -39,20 +40,11 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Write a configuration for your own text, with what was guessed and why."""
+    options = {name: value for name, value in locals().items() if name != "as_json"}
     from flower_app.first_config.first_config import FirstConfigRequest, make_first_config
 
-    request = FirstConfigRequest(
-        sources=sources,
-        validation=validation or (),
-        test=test or (),
-        task=task,
-        text_column=text_column,
-        label_column=label_column,
-        scenario=scenario,
-        pretrained=pretrained,
-        out=out,
-    )
-    written = make_first_config(request, say)
+    split_files = {"validation": validation or (), "test": test or ()}
+    written = make_first_config(FirstConfigRequest(**options | split_files), say)
     say(f"wrote {written.file}; next: collapipe run --config {out}")
     if as_json:
         print_json({"file": str(written.file), "notes": written.notes, "guess": asdict(written.guess)})

@@ -1,17 +1,16 @@
 """The command line: ``collapipe run | evaluate | predict | export | plan | compare | report | verify | ...``.
 
 Exit codes: 0 done, 1 failed or a check not met, 2 bad input, 3 infeasible, 130 interrupted. With ``--json`` standard
-output holds one object and nothing else; all words for people go to standard error. A mistake in the input is told
-in a line; with ``COLLAPIPE_TRACEBACK=1`` in the environment its traceback comes first.
+output holds one object and nothing else; all text for people goes to standard error. A mistake in the input is one
+line; with ``COLLAPIPE_TRACEBACK=1`` in the environment its traceback comes first.
 """
 
 # Heavy imports stay inside the commands: --help answers at once.
 
 from __future__ import annotations
 
-import os
-import traceback
-from contextlib import nullcontext
+import sys
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,41 +18,31 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from client_pipeline.quick_imports import quick_imports
 from flower_app.cli import (
     deployment_commands,
     evaluate_and_predict,
     first_commands,
     joining_commands,
     planning_commands,
+    serve_command,
     watch_command,
 )
-from flower_app.cli.options import Config, ExitCode, Json, Run, Sets
+from flower_app.cli.mistakes import mistakes_as_lines
+from flower_app.cli.options import AllowedModules, Config, Json, Run, Sets
+from flower_app.config.removed import refuse_removed
 from flower_app.console import print_json, say
-from flower_app.error_text import mistake_text
 
 
 class _Commands(TyperGroup):
     def invoke(self, ctx: click.Context) -> Any:
-        """Tell users of their mistakes in a line, without a traceback."""
-        try:
+        """Run a command; a mistake of the user is one line, without a traceback."""
+        with mistakes_as_lines():
             return super().invoke(ctx)
-        except (ValueError, OSError) as error:
-            if not (mistake := mistake_text(error)):
-                raise
-            if os.environ.get("COLLAPIPE_TRACEBACK") == "1":
-                say(traceback.format_exc())
-            say(f"error: {mistake}")
-            raise typer.Exit(ExitCode.BAD_INPUT) from error
-        except RuntimeError as error:
-            # Looked at by name: the planner's modules would slow down every command.
-            if type(error).__name__ != "InfeasibleRound":
-                raise
-            say(f"infeasible: {error}")
-            raise typer.Exit(ExitCode.INFEASIBLE) from error
-        except KeyboardInterrupt:
-            say("interrupted")
-            raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Refuse what an earlier release had by its name, before the parser finds it unknown."""
+        refuse_removed(args)
+        return super().resolve_command(ctx, args)
 
 
 app = typer.Typer(
@@ -92,24 +81,39 @@ def run_command(
         "certs/server"
     ),
     control_port: Annotated[int, typer.Option(help="With --superlink: that of collapipe up edge-server.")] = 0,
+    after_training: Annotated[
+        bool, typer.Option("--after-training", help="With --superlink: boxes with a door answer then (serve.when).")
+    ] = False,
+    allow_module: AllowedModules = None,
     watch: Annotated[bool, typer.Option("--watch", help="Serve the page of collapipe watch meanwhile.")] = False,
     watch_port: Annotated[int, typer.Option(help="With --watch: on 127.0.0.1; 0: any that is free.")] = 8090,
     as_json: Json = False,
 ) -> None:
     """Train: the Flower app in simulation, with all clusters at once. Without options: the default run."""
-    with quick_imports():
-        from flower_app.launch.single_run import continued_run, launch_run, new_run
+    from flower_app.launch.single_run import continued_run, launch_run, new_run
 
+    if allow_module and not resume:
+        raise ValueError("--allow-module: expected with --resume RUN; a configuration of your own names what it likes")
     if resume and config:
         raise ValueError("--resume: a run goes on as it began; leave out --config")
+    if after_training and (resume or not superlink):
+        raise ValueError(
+            "--after-training: expected with --superlink and without --resume; collapipe serve RUN --superlink ADDRESS "
+            "gives a finished run's model to the boxes"
+        )
     deployment, overrides = None, list(sets or ())
+    if after_training:
+        overrides.append("serve.when=after-training")
     if superlink:
         from flower_app.deployment.deployed_run import Deployment
 
         deployment = Deployment.of(superlink, certs, control_port)
         overrides += [] if resume else deployment.settings(config, overrides)
     with watch_command.run_page(watch_port) if watch else nullcontext() as page:
-        run = continued_run(resume, overrides) if resume else new_run(config, overrides, say, simulated=not superlink)
+        if resume:
+            run = continued_run(resume, overrides, allow_module or ())
+        else:
+            run = new_run(config, overrides, say, simulated=not superlink)
         with page.of(run.run_dir, run.config) if page else nullcontext():
             outcome = launch_run(run, say, deployment)
     if as_json:
@@ -124,14 +128,26 @@ evaluate_and_predict.register(app)
 def export(
     run: Run,
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
+    adapter: Annotated[bool, typer.Option("--adapter", help="Adapters alone, for PeftModel.from_pretrained.")] = False,
+    base: Annotated[
+        str, typer.Option(help="Folder or hub id of the base model, where it is not that of the training.")
+    ] = "",
+    push_to: Annotated[str, typer.Option(metavar="ID", help="Upload the folder to the hub, too.")] = "",
     as_json: Json = False,
 ) -> None:
     """Write the model of a run for the transformers library: AutoModelFor... and AutoTokenizer load the folder."""
-    from flower_app.export import export_run
+    from flower_app.export import check_push, export_run, push_folder
     from flower_app.runs.run_directory import find_run
 
-    exported = export_run(find_run(run), folder)
+    run_dir = find_run(run)
+    if push_to:
+        check_push(run_dir, push_to, base)
+    exported = export_run(run_dir, folder, adapter=adapter, base=base)
     say(f"{exported.model_class}: {', '.join(exported.files)}")
+    if exported.rounding:
+        say(exported.rounding)
+    if push_to:
+        say(f"pushed to {push_folder(folder, push_to)}")
     if as_json:
         print_json({"folder": str(exported.folder), "model_class": exported.model_class, "files": exported.files})
     else:
@@ -141,7 +157,7 @@ def export(
 @app.command("verify")
 def verify_command(
     model: Annotated[str, typer.Option(help="Folder or hub id; empty: the default run's Transformer.")] = "",
-    plan: Annotated[Path | None, typer.Option(help="A plan file; its first cluster counts.")] = None,
+    plan_file: Annotated[Path | None, typer.Option("--plan", help="A plan file; its first cluster counts.")] = None,
     segments: Annotated[str, typer.Option(help="TEBs of each segment, such as 2,1,3; empty: even.")] = "",
     micro_batches: Annotated[int, typer.Option(help="m.")] = 8,
     schedule: Annotated[str, typer.Option(help="gpipe, 1f1b or zb-h1.")] = "gpipe",
@@ -152,24 +168,25 @@ def verify_command(
     base_dtype: Annotated[
         str, typer.Option(help="With adapters, over matrices in float32, bfloat16, int8 or nf4; empty: without.")
     ] = "",
+    server_layers: Annotated[int, typer.Option(help="Last layers of a decoder-only model, on the server.")] = 0,
+    labels: Annotated[str, typer.Option(help="server; or cluster: they stay there, as with split.labels.")] = "server",
     as_json: Json = False,
 ) -> None:
     """Compare the segmented model on real actors with the whole model in one process; exit 1 if they differ."""
-    from client_pipeline.runtime.verification import SPLIT_TOLERANCE
+    options = {name: value for name, value in locals().items() if name != "as_json"}
+    from client_pipeline.runtime.ray.private_ray import prepare_private_ray
+
+    try:
+        sizes = tuple(int(part) for part in segments.split(",")) if segments else ()
+    except ValueError:
+        raise ValueError(f"--segments: expected whole numbers with commas, such as 2,1,3; found {segments!r}") from None
+    prepare_private_ray()
+    from client_pipeline.runtime.control_unit.verification import SPLIT_TOLERANCE
     from flower_app.verify import verify as compare
 
-    checked = compare(
-        model=model,
-        plan_file=plan,
-        segments=_sizes(segments),
-        micro_batches=micro_batches,
-        schedule=schedule,
-        token_slices=token_slices,
-        batch_size=batch_size,
-        length=length,
-        seed=seed,
-        base_dtype=base_dtype,
-    )
+    # Ray prints the worker that died there.
+    with redirect_stdout(sys.stderr):
+        checked = compare(**options | {"segments": sizes})
     differences = {"output": checked.output, "loss": checked.loss}
     if checked.reference is not None:
         differences["library model"] = checked.reference
@@ -221,6 +238,7 @@ def leakage(
     cut_only: Annotated[
         bool, typer.Option("--cut-only", help="Attack what the server is sent, no other depth.")
     ] = False,
+    allow_module: AllowedModules = None,
     as_json: Json = False,
 ) -> None:
     """Attack your own run: how many tokens are read from its activations by depth and noise, and what noise costs."""
@@ -232,7 +250,7 @@ def leakage(
     except ValueError:
         raise ValueError(f"--noise: expected numbers with commas, such as 0,0.1; found {noise!r}") from None
     request = LeakageRequest(noise=levels, clip=clip, most_tokens=tokens, seed=seed, cut_only=cut_only)
-    leakage = measure_leakage(run, request, say)
+    leakage = measure_leakage(run, request, say, allow_module or ())
     if as_json:
         print_json(leakage)
     else:
@@ -247,7 +265,7 @@ def profile_command(
     devices: Annotated[int, typer.Option(help="How many devices each Ray node stands for.")] = 2,
     address: Annotated[str, typer.Option(help="HOST:PORT or auto of a Ray cluster; empty: this machine alone.")] = "",
     certs: Annotated[
-        Path | None, typer.Option(help="With --address: this machine's folder of a deployment, such as certs/cu-0.")
+        Path | None, typer.Option(help="With --address: the folder of a box that has joined, STATE/joined.")
     ] = None,
     measured: Annotated[
         list[Path] | None,
@@ -257,19 +275,14 @@ def profile_command(
     as_json: Json = False,
 ) -> None:
     """Measure devices and the links between them, and write a scenario to plan with."""
-    from flower_app.profile import ProfileRequest, profile as measure
+    options = {name: value for name, value in locals().items() if name != "as_json"}
+    from flower_app.deployment.ray_node import ray_access
 
-    request = ProfileRequest(
-        model=model,
-        length=length,
-        batch_size=batch_size,
-        devices=devices,
-        address=address,
-        certs=certs,
-        measured=tuple(measured or ()),
-        out=out,
-    )
-    profile = measure(request, say)
+    # Ray prints on standard output which worker died.
+    with ray_access(address, certs), redirect_stdout(sys.stderr):
+        from flower_app.profile import ProfileRequest, profile as measure
+
+        profile = measure(ProfileRequest(**options | {"measured": tuple(measured or ())}), say)
     say(f"scenario: {profile.scenario}; collapipe plan --scenario {profile.scenario} plans with it")
     if as_json:
         print_json(profile.to_dict())
@@ -280,15 +293,9 @@ planning_commands.register(app)
 deployment_commands.register(app)
 joining_commands.register(app)
 watch_command.register(app)
+serve_command.register(app)
 
 
 def main() -> None:
     """Entry point of the console script."""
     app()
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(",")) if text else ()
-    except ValueError:
-        raise ValueError(f"--segments: expected whole numbers with commas, such as 2,1,3; found {text!r}") from None

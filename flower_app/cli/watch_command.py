@@ -50,7 +50,7 @@ class RunPage(NamedTuple):
         from flower_app.watch.server import watched
 
         if not (run_dir / CONFIG).is_file():
-            # A new run's own launch writes it a moment later.
+            # The launch of a new run writes the same file a moment later.
             write_config(run_dir, config)
         return watched(run_dir, self.listener, self.token, say)
 

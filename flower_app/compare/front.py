@@ -11,6 +11,7 @@ import numpy as np
 from rich.table import Table
 
 from client_pipeline.system.scenario import Scenario
+from flower_app.compare.columns import four_digits
 from strategies.planned_strategy import PlannedStrategy
 from strategies.planning.costs import Work, pipeline_work
 from strategies.planning.dry_run import plan_rounds
@@ -22,6 +23,14 @@ PRICES = (0.0, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Joules' prices as shares of V: a joule weighs as much as so many seconds."""
 _BASELINES = ("vanilla-fl", "titanic")
 PICTURES = (".png", ".svg", ".pdf")
+FRONT_LEGEND = {
+    "policy": "who plans; means over networks and rounds without the first quarter",
+    "joule in s": "price of a joule in seconds; - where there is none",
+    "event s": "latency of a round, pipelines simulated event by event [s]",
+    "energy J": "devices and uploads of a round [J]",
+    "gap": "largest gap to the certified bound; - where nothing is certified",
+}
+"""Column of the table of points -> its meaning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +39,7 @@ class FrontPoint:
 
     name: str
     price: float | None
-    """Of a joule, in seconds; None for a policy or baseline that has none."""
+    """Seconds that a joule is worth; None for a policy or baseline without a price."""
     latency_s: float
     """Round latency, pipelines event-simulated with fused chunks [s]."""
     energy_j: float
@@ -59,18 +68,13 @@ def energy_front(
     num_rounds: int,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[FrontPoint]:
-    """Plan the same rounds at every price, and with every policy and baseline.
-
-    Parameters
-    ----------
-    scenarios : one network with different seeds
-    policies : each makes a policy from a seed; ``dssda`` is there anyway
-    num_rounds : T of each network
-    progress : told what is being planned
-    """
+    """Plan the same rounds at every price, and with every policy and baseline."""
     points = []
     for price in PRICES:
-        priced = [_with_price(scenario, price * scenario.planner.v) for scenario in scenarios]
+        priced = [
+            replace(scenario, planner=replace(scenario.planner, energy_price=price * scenario.planner.v))
+            for scenario in scenarios
+        ]
         progress(f"dssda, a joule for {price:g} s")
         points.append(_point("dssda", price, priced, lambda seed: DSSDA(), pipeline_work, num_rounds))
     for make in policies:
@@ -94,10 +98,6 @@ def _policy_of(cls: type[PlannedStrategy]) -> Callable[[int], RoundPolicy]:
         return policy
 
     return make
-
-
-def _with_price(scenario: Scenario, price: float) -> Scenario:
-    return replace(scenario, planner=replace(scenario.planner, energy_price=price))
 
 
 def _point(
@@ -149,11 +149,11 @@ def draw_front(points: Sequence[FrontPoint], path: Path) -> None:
 def front_table(points: Sequence[FrontPoint]) -> Table:
     """One row a point."""
     table = Table(box=None)
-    for name in ("policy", "joule in s", "event s", "energy J", "gap"):
+    for name in FRONT_LEGEND:
         table.add_column(name, justify="left" if name == "policy" else "right")
     for p in points:
         price, gap = ("-" if v is None else f"{v:{form}}" for v, form in ((p.price, "g"), (p.gap, ".1e")))
-        table.add_row(p.name, price, f"{p.latency_s:.1f}", f"{p.energy_j:.0f}", gap)
+        table.add_row(p.name, price, four_digits(p.latency_s), four_digits(p.energy_j), gap)
     return table
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
 from client_pipeline.system.scenario import Scenario
+from flower_app.compare.columns import four_digits
 from strategies.dssda.planner import plan_round
 from strategies.planning.dry_run import PlannedRound, plan_rounds
 from strategies.planning.policies import make_policy
@@ -18,6 +18,21 @@ from strategies.planning.policy import RoundPolicy
 
 _MOST_CLUSTERS = 12
 """Clusters whose shares stand in a table one by one."""
+FIGURES_LEGEND = {
+    "policy": "who plans; means over networks and rounds without the first quarter, ± their deviation over networks",
+    "latency s": "of a round, pipelines by Eq. (15) [s]",
+    "90 %": "90th percentile of it [s]",
+    "event s": "latency of a round, pipelines simulated event by event [s]",
+    "step s": "one step of a selected cluster's pipeline, Eq. (15) [s]",
+    "Γ": "convergence bound, mean over the clusters",
+    "largest Γ": "bound of the cluster that has most; ! where it exceeds the threshold of C10",
+    "energy J": "devices and uploads of a round [J]",
+    "gap": "cost above the certified optimum of the same round's problem",
+    "broken": "share of the rounds with a broken constraint",
+    "no plan": "share of the rounds without any plan",
+    "selected %": "share of the rounds in which each cluster trained",
+}
+"""Column of the table of figures -> its meaning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +53,7 @@ class PolicyFigures:
     gamma: float
     """Convergence bound, mean over the clusters."""
     largest_gamma: float
-    """Of the cluster that has most, mean over the networks: C10 holds each cluster to the threshold."""
+    """Largest Γ of a cluster, mean over the networks: C10 holds each cluster to the threshold."""
     gamma_max: float
     """The threshold."""
     energy_j: float
@@ -50,21 +65,22 @@ class PolicyFigures:
     violated_share: float
     """Share of the rounds with a broken constraint."""
     infeasible_share: float
-    """Share of the rounds in which nobody had a plan."""
+    """Share of the rounds in which no cluster had a plan."""
     networks: tuple[PolicyFigures, ...] = ()
     """The same of each network, which has none of its own."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; NaN becomes null."""
+        """Return JSON values; NaN becomes null."""
         means = {k: None if isinstance(v, float) and np.isnan(v) else v for k, v in vars(self).items()}
         return means | {"networks": [network.to_dict() for network in self.networks]}
 
-    def with_spread(self, name: str, digits: int) -> str:
+    def with_spread(self, name: str) -> str:
         """A figure, with its standard deviation over the networks where there are several."""
-        text = f"{getattr(self, name):.{digits}f}"
+        text = four_digits(getattr(self, name))
         if len(self.networks) < 2:
             return text
-        return f"{text} ± {np.std([getattr(network, name) for network in self.networks], ddof=1):.{digits}f}"
+        spread = np.std([getattr(network, name) for network in self.networks], ddof=1)
+        return f"{text} ± {four_digits(float(spread))}"
 
 
 def named_policies(names: str, plan_file: str = "") -> list[Callable[[int], RoundPolicy]]:
@@ -77,14 +93,13 @@ def named_policies(names: str, plan_file: str = "") -> list[Callable[[int], Roun
     """
     makers: list[Callable[[int], RoundPolicy]] = []
     for entry in names.split(","):
-        make = partial(_make, entry.strip(), plan_file)
+
+        def make(seed: int, name: str = entry.strip()) -> RoundPolicy:
+            return make_policy(name, plan_file=plan_file, seed=seed)
+
         make(0)
         makers.append(make)
     return makers
-
-
-def _make(name: str, plan_file: str, seed: int) -> RoundPolicy:
-    return make_policy(name, plan_file=plan_file, seed=seed)
 
 
 def compare_policies(
@@ -93,15 +108,7 @@ def compare_policies(
     num_rounds: int,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[PolicyFigures]:
-    """Run every policy over the same rounds.
-
-    Parameters
-    ----------
-    scenarios : one network with different seeds
-    policies : each makes a policy from a seed
-    num_rounds : T of each network
-    progress : told what is being planned
-    """
+    """Run every policy over the same rounds."""
     figures = []
     for make in policies:
         networks: list[list[tuple[PlannedRound, float]]] = []
@@ -144,7 +151,7 @@ def _figures(name: str, networks: list[list[tuple[PlannedRound, float]]], gamma_
 
 
 def _gap(planned_round: PlannedRound) -> float:
-    """Of a decision to the certified optimum of its own round, queues included; NaN where there is none."""
+    """Return a decision's gap to the certified optimum of its round, queues included; NaN without one."""
     cost = planned_round.answer.objective
     if cost is None:
         return float("nan")
@@ -157,35 +164,21 @@ def _gap(planned_round: PlannedRound) -> float:
 
 
 def figures_table(figures: Sequence[PolicyFigures]) -> Table:
-    """One row a policy."""
+    """One row a policy; :data:`FIGURES_LEGEND` says what the columns are."""
     table = Table(box=None)
-    table.add_column("policy")
-    names = (
-        "latency s",
-        "90 %",
-        "event s",
-        "step s",
-        "Γ",
-        "largest Γ",
-        "energy J",
-        "gap",
-        "broken",
-        "no plan",
-        "selected %",
-    )
-    for name in names:
-        table.add_column(name, justify="right")
+    for name in FIGURES_LEGEND:
+        table.add_column(name, justify="left" if name == "policy" else "right")
     for f in figures:
         over = "" if f.largest_gamma <= f.gamma_max else " !"
         table.add_row(
             f.name,
-            f.with_spread("latency_s", 1),
-            f"{f.latency_p90_s:.1f}",
-            f.with_spread("latency_event_s", 1),
-            f"{f.pipeline_s:.1f}",
-            f"{f.gamma:.3f}",
-            f"{f.with_spread('largest_gamma', 3)}{over}",
-            f.with_spread("energy_j", 0),
+            f.with_spread("latency_s"),
+            four_digits(f.latency_p90_s),
+            f.with_spread("latency_event_s"),
+            four_digits(f.pipeline_s),
+            four_digits(f.gamma),
+            f"{f.with_spread('largest_gamma')}{over}",
+            f.with_spread("energy_j"),
             f"{f.gap:.1%}",
             f"{f.violated_share:.0%}",
             f"{f.infeasible_share:.0%}",

@@ -13,6 +13,7 @@ import numpy as np
 from rich.table import Table
 
 from client_pipeline import durable
+from flower_app.compare.columns import four_digits
 from flower_app.compare.planned import shares_text
 from flower_app.config.run_config import RunConfig
 from flower_app.launch.launcher import Launcher
@@ -24,17 +25,18 @@ from strategies.registry import COLLAPIPE
 
 CURVES = ("round", "virtual_s", "bytes", "energy_j", "train_loss", "metric")
 """Columns of ``curves.csv`` after name and seed; bytes, seconds and joules are sums up to the round."""
+_AXES = (
+    ("round", 2, 1.0),
+    ("virtual time [h]", 3, 3600.0),
+    ("Flower messages [MB]", 4, 1e6),
+    ("modelled energy [kJ]", 5, 1e3),
+)
+_STYLES = ("-", "--", "-.", ":")
+_MARKERS = "osv^Dx*+P<>"
 
 
 def contenders(base: RunConfig, policies: str, strategies: str, plan_file: str = "") -> dict[str, RunConfig]:
     """The configurations to compare, by name.
-
-    Parameters
-    ----------
-    base : what they share
-    policies : of ``collapipe``, with commas
-    strategies : others, with commas
-    plan_file : of the policy ``fixed``
 
     Raises
     ------
@@ -69,14 +71,6 @@ def compare_training(
 
     A run that has finished in ``out`` with the same configuration is taken as it is, and one that stopped goes on.
 
-    Parameters
-    ----------
-    configs : by name
-    num_seeds : seeds of model and data order, and of the network, from the configurations' own on
-    out : folder of runs and results
-    say : told what runs, and what went wrong
-    launcher : see :func:`~flower_app.launch.run_series.train_series`
-
     Raises
     ------
     ValueError, FileNotFoundError, InfeasibleRound
@@ -87,8 +81,9 @@ def compare_training(
     if num_seeds < 1:
         raise ValueError(f"--seeds: expected at least 1, found {num_seeds}")
     out = out.resolve()
+    file_names = {name: "".join(c if c.isalnum() or c in "-_." else "-" for c in name) for name in configs}
     series = [
-        SeriesRun(name, replace(seeded(config, i), run_dir=str(out / f"{_file_name(name)}-seed{i}")))
+        SeriesRun(name, replace(seeded(config, i), run_dir=str(out / f"{file_names[name]}-seed{i}")))
         for i in range(num_seeds)
         for name, config in configs.items()
     ]
@@ -109,8 +104,6 @@ def compare_training(
         writer = csv.writer(file)
         writer.writerow(["name", "seed", *CURVES])
         writer.writerows(rows)
-    from flower_app.compare.figures import draw_curves
-
     draw_curves(rows, str(comparison["metric"]), out / "curves.png")
     say(f"comparison: {out}")
     return comparison
@@ -126,15 +119,19 @@ def seeded(config: RunConfig, i: int) -> RunConfig:
 
 def _figures(name: str, folders: Sequence[Path]) -> dict[str, Any]:
     """Means over seeds and rounds; the first quarter of the rounds, while the queues fill, does not count."""
-    rounds = [record for folder in folders for record in _settled(read_rounds(folder)[0])]
+    rounds_by_run = [read_rounds(folder)[0] for folder in folders]
+    rounds = [record for records in rounds_by_run for record in records[len(records) // 4 :]]
     virtual = [record["virtual"] for record in rounds]
     trained = [c for v in virtual for c in v["clusters"] if c["selected"]]
-    metrics = [_final_metric(folder) for folder in folders]
+    metrics = [(read_summary(folder) or {}).get("metrics", {}).get(_metric_name(folder)) for folder in folders]
+    validations = [_validation_metric(folder) for folder in folders]
     devices = [d for r in rounds for c in r["clusters"] for d in c["devices"].values()]
     return {
         "name": name,
         "metric": _mean(metrics),
         "metrics": metrics,
+        "validation": _mean(validations),
+        "validations": validations,
         "latency_s": _mean([v["latency_s"] for v in virtual]),
         "pipeline_s": _mean([c["pipeline_s"] for c in trained]),
         "pipeline_fused_s": _mean([c["pipeline_fused_s"] for c in trained]),
@@ -152,10 +149,6 @@ def _figures(name: str, folders: Sequence[Path]) -> dict[str, Any]:
     }
 
 
-def _settled(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return rounds[len(rounds) // 4 :]
-
-
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [v for v in values if v is not None]
     return float(np.mean(known)) if known else None
@@ -167,8 +160,11 @@ def _metric_name(folder: Path) -> str:
     return next((name for name in names if name != "loss"), "loss")
 
 
-def _final_metric(folder: Path) -> float | None:
-    return (read_summary(folder) or {}).get("metrics", {}).get(_metric_name(folder))
+def _validation_metric(folder: Path) -> float | None:
+    """Return the metric of the model that is scored on the test set, or of the last model that was evaluated."""
+    name, scored_round = _metric_name(folder), (read_summary(folder) or {}).get("scored_round")
+    values = {r["round"]: r["metrics"][name] for r in read_rounds(folder)[0] if name in (r["metrics"] or {})}
+    return values.get(scored_round, next(reversed(values.values()), None))
 
 
 def _curve(name: str, seed: int, folder: Path) -> list[list[Any]]:
@@ -183,54 +179,84 @@ def _curve(name: str, seed: int, folder: Path) -> list[list[Any]]:
     return rows
 
 
-def _file_name(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
+def training_columns(metric: str) -> dict[str, str]:
+    """Return the columns of the table of trained runs, each with its meaning."""
+    return {
+        "name": "policy or strategy; means over seeds, of rounds without the first quarter",
+        f"validation {metric}": "of the model that the run keeps, or its last evaluation",
+        f"test {metric}": "of the model that the run keeps, after the last round",
+        "latency s": "of a round, modelled [s]",
+        "Δ latency": "how far the first row's is from this one",
+        "step s": "one step of a selected cluster's pipeline, modelled [s]",
+        "Δ step": "how far the first row's is from this one",
+        "Eq. (15) s": "the same step by Eq. (15) [s]",
+        "energy J": "devices and uploads of a round, modelled [J]",
+        "Γ": "convergence bound, mean over the clusters; ! where it exceeds the threshold",
+        "messages MB": "Flower's messages of a round, counted [MB]",
+        "links MB": "between the devices in a round, modelled [MB]",
+        "memory GB": "most that a device needs, modelled [GB]",
+        "process MB": "most that a device's tensors took, measured [MB]",
+        "selected %": "share of the rounds in which each cluster trained",
+    }
 
 
 def training_table(comparison: Mapping[str, Any]) -> Table:
     """One row a contender; differences are those of the first one from it, in per cent."""
     table = Table(box=None)
-    table.add_column("name")
     first_runs = comparison["runs"][0]
-    columns = (
-        str(comparison["metric"]),
-        "latency s",
-        "Δ",
-        "step s",
-        "Δ",
-        "Eq. (15) s",
-        "energy J",
-        "Γ",
-        "messages MB",
-        "links MB",
-    )
-    for column in (*columns, "memory GB", "process MB", "selected %"):
-        table.add_column(column, justify="right")
+    for column in training_columns(str(comparison["metric"])):
+        table.add_column(column, justify="left" if column == "name" else "right")
     for run in comparison["runs"]:
         table.add_row(
             run["name"],
-            _number(run["metric"], ".1f"),
-            _number(run["latency_s"], ".1f"),
+            four_digits(run["validation"]),
+            four_digits(run["metric"]),
+            four_digits(run["latency_s"]),
             _change(first_runs["latency_s"], run["latency_s"]),
-            _number(run["pipeline_s"], ".1f"),
+            four_digits(run["pipeline_s"]),
             _change(first_runs["pipeline_s"], run["pipeline_s"]),
-            _number(run["pipeline_eq15_s"], ".1f"),
-            _number(run["energy_j"], ".0f"),
-            _number(run["gamma"], ".2f") + ("" if (run["gamma"] or 0) <= run["gamma_max"] else " !"),
-            _number(run["bytes"] / 1e6, ".2f"),
-            _number(run["link_bytes"] / 1e6, ".0f"),
-            _number(run["memory_bytes"] / 1e9, ".2f"),
-            _number(run["process_bytes"] / 1e6, ".0f"),
+            four_digits(run["pipeline_eq15_s"]),
+            four_digits(run["energy_j"]),
+            four_digits(run["gamma"]) + ("" if (run["gamma"] or 0) <= run["gamma_max"] else " !"),
+            four_digits(run["bytes"] / 1e6),
+            four_digits(run["link_bytes"] / 1e6),
+            four_digits(run["memory_bytes"] / 1e9),
+            four_digits(run["process_bytes"] / 1e6),
             shares_text(run["selected_share"]),
         )
     return table
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
 
 
 def _change(value: float | None, reference: float | None) -> str:
     if value is None or not reference or value == reference:
         return ""
     return f"{100 * (value - reference) / reference:+.1f} %"
+
+
+def draw_curves(rows: Sequence[Sequence[Any]], metric: str, path: Path) -> None:
+    """Draw the rows of ``curves.csv``: the metric where it was evaluated, one curve for each name and seed."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 7.5), layout="constrained")
+    axes = figure.subplots(2, 2, sharey=True).flat
+    names = list(dict.fromkeys(row[0] for row in rows))
+    for axis, (label, column, unit) in zip(axes, _AXES, strict=True):
+        for i, name in enumerate(names):
+            for seed in dict.fromkeys(row[1] for row in rows if row[0] == name):
+                points = [row for row in rows if row[:2] == [name, seed] and row[7] is not None]
+                axis.plot(
+                    [row[column] / unit for row in points],
+                    [row[7] for row in points],
+                    linestyle=_STYLES[i % len(_STYLES)],
+                    marker=_MARKERS[i % len(_MARKERS)],
+                    markersize=4,
+                    linewidth=1.2,
+                    color=f"C{i % 10}",
+                    label=name if seed == 0 else None,
+                )
+        axis.set_xlabel(label)
+        axis.set_ylabel(f"{metric}, validation")
+        axis.grid(alpha=0.3)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
+    figure.savefig(path, dpi=130)

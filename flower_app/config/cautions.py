@@ -1,4 +1,4 @@
-"""What runs, but hardly as it was meant: a warning with the remedy before any work starts; and what would deceive."""
+"""Warnings, each with its remedy, about settings that run but hardly as meant; and refusals of misleading ones."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ _PLANS_ITSELF = "fixed"
 
 
 def cautions(config: RunConfig, given: Mapping[str, Any]) -> list[str]:
-    """Return what a person should know of a configuration before it runs, a line each.
-
-    Parameters
-    ----------
-    config : the whole configuration
-    given : keys that somebody has written, with their values
-    """
-    return [*_warm_up(config), *_plan(config, given), *_held_out(config.data)]
+    """Return a line for each caution about a configuration; ``given`` are the keys that the user has set."""
+    lines = []
+    warm_up, total = config.optimizer.warmup_steps, config.optimizer.total_steps
+    if warm_up > total:
+        lines.append(
+            f"optimizer.warmup-steps: {warm_up} steps of warm-up, but the run has {total} (num-rounds = "
+            f"{config.num_rounds} x local-steps = {config.local_steps}), so the learning rate ends at "
+            f"{config.optimizer.learning_rate(total):.3g}, not {config.optimizer.lr:g}; "
+            f"set optimizer.warmup-steps = {total // 10}"
+        )
+    if config.plan and "policy" in given and config.policy != _PLANS_ITSELF:
+        lines.append(
+            f"plan: the plan file {config.plan} takes the place of policy = {config.policy!r}, which plans nothing; "
+            "leave one of them out"
+        )
+    return [*lines, *_held_out(config.data)]
 
 
 def check_honest_scores(config: RunConfig) -> None:
-    """Refuse a choice of the model, or of the run's end, by the score on the test file.
-
-    Raises
-    ------
-    ValueError
-        Naming the key, the file and the remedy.
-    """
+    """Refuse a choice of the model, or of the run's end, by the score on the test file."""
     data, selection = config.data, config.selection
     if data.source != "files" or not _tests_validate(data):
         return
@@ -44,25 +46,6 @@ def check_honest_scores(config: RunConfig) -> None:
                 f"data.validation-source {'is empty' if not data.validation_source else 'is the same file'}, and the "
                 "test score would be too good; set data.validation-source to a file of its own"
             )
-
-
-def _warm_up(config: RunConfig) -> Iterator[str]:
-    warm_up, total = config.optimizer.warmup_steps, config.optimizer.total_steps
-    if warm_up > total:
-        yield (
-            f"optimizer.warmup-steps: {warm_up} steps of warm-up, but the run has {total} (num-rounds = "
-            f"{config.num_rounds} x local-steps = {config.local_steps}), so the learning rate ends at "
-            f"{config.optimizer.learning_rate(total):.3g}, not {config.optimizer.lr:g}; "
-            f"set optimizer.warmup-steps = {total // 10}"
-        )
-
-
-def _plan(config: RunConfig, given: Mapping[str, Any]) -> Iterator[str]:
-    if config.plan and "policy" in given and config.policy != _PLANS_ITSELF:
-        yield (
-            f"plan: the plan file {config.plan} takes the place of policy = {config.policy!r}, which plans nothing; "
-            "leave one of them out"
-        )
 
 
 def _held_out(data: DataConfig) -> Iterator[str]:

@@ -30,7 +30,7 @@ _PLAIN = {
     "num-rounds": "Rounds of the whole run.",
     "data.validation-target": "As `train-target`.",
     "data.test-target": "As `train-target`.",
-    "data.target-column": "Column of a table or hub dataset with the translations.",
+    "data.target-column": "Column of a table or hub dataset with the translations, or the answers of `instruction`.",
     "data.validation-split": "`hub`: name of the split that is scored after a round.",
     "data.test-split": "`hub`: name of the split that is scored at the end.",
     "model.num-heads": "Heads of attention; they share `width` evenly.",
@@ -52,7 +52,7 @@ _ROLES = re.compile(r":\w+:`~?([^`]*)`")
 
 
 class KeyEntry(NamedTuple):
-    """What is known of a key."""
+    """Entry of a key in the reference."""
 
     key: str
     kind: str
@@ -152,7 +152,7 @@ def _range(key: str, kind: type) -> str:
 
 @cache
 def _refusal(key: str, value: Scalar) -> str:
-    """What is said of a value in the key's own name; empty where it may stand."""
+    """Return the error that a value of a key raises; empty where the value is allowed."""
     try:
         RunConfig.from_flat({key: value})
     except ValueError as error:

@@ -10,12 +10,7 @@ OTHER_NAMES = {"num-server-rounds": "num-rounds", "learning-rate": "optimizer.lr
 
 
 def with_own_names(flat: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Put our keys for other names.
-
-    Parameters
-    ----------
-    flat : keys that somebody has written, with their values
-    place : where, for the message
+    """Put our keys for other names; ``place`` stands in the message.
 
     Raises
     ------

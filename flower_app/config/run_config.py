@@ -7,29 +7,35 @@ Each table is a dataclass that lives beside the code that it configures.
 from __future__ import annotations
 
 import difflib
-import json
 import keyword
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
-from typing import Any, cast, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
+from client_pipeline.documents import json_value
 from client_pipeline.link.compression import CompressionConfig
 from client_pipeline.link.privacy_config import PrivacyConfig
-from client_pipeline.partition.spec import GROUPED_FAMILIES, LoraConfig, ModelSpec, check_base_dtype
+from client_pipeline.partition.spec import LoraConfig, ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.fault_config import FaultConfig
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from client_pipeline.system.scenario import Bandwidth
 from flower_app.config.other_names import without_other_names
-from flower_app.config.planner_config import PlannerConfig
 from flower_app.config.privacy_checks import check_privacy
+from flower_app.config.removed import without_removed_keys
 from flower_app.config.selection import SelectionConfig
-from flower_app.tasks.base import TaskConfig
+from flower_app.config.serve_config import ServeConfig
+from flower_app.config.split_config import CLUSTER, SplitConfig
+from flower_app.tasks.base import ModelConfig, TaskConfig, check_least, check_task_data
 from flower_app.tasks.corpus import DataConfig
 from strategies.aggregation.config import AggregatorConfig, ServerOptimizerConfig
 from strategies.decoder.config import DecoderConfig
-from strategies.registry import traits_by_name
+from strategies.dssda.paper.power_control import check_power_control
+from strategies.dssda.queues import DRIFTS
+from strategies.planning.pipeline_choices import PipelineChoices
+from strategies.registry import COLLAPIPE, traits_by_name
 from strategies.traits import Traits
 
 Scalar = bool | int | float | str
@@ -37,8 +43,6 @@ Scalar = bool | int | float | str
 DECODER_SYNCS = ("auto", "step", "round")
 COSTS = ("scenario", "model", "measured")
 EMULATIONS = ("none", "paced")
-NORMS = ("pre", "post")
-TRAINABLE = ("full", "lora")
 DERIVED = frozenset({"optimizer.total-steps"})
 """Fields that follow from others and are no keys."""
 
@@ -53,69 +57,44 @@ _KINDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """Table ``[model]``: the architecture; what the task and its tokenizer decide is not here."""
+class PlannerConfig:
+    """Table ``[planner]``: what overrides the scenario's own settings."""
 
-    family: str = "transformer"
-    """Which kind of model: ``transformer``, ``bert``, ``llama``, ... (docs/models.md has all); or ``module:Class``."""
-    width: int = 64
-    """D, the numbers of a token's activation."""
-    num_heads: int = 4
-    key_value_heads: int = 0
-    """Of LLaMA, Mistral and Qwen: heads of keys and values, shared by groups of ``num-heads``; 0: as many as these."""
-    feed_forward: int = 256
-    """Inner width of the feed-forward layers."""
-    encoder_layers: int = 4
-    """L, the number of TEBs."""
-    decoder_layers: int = 2
-    """Of the decoder; of a causal language model, the blocks that the server keeps."""
-    dropout: float = 0.0
-    norm: str = "pre"
-    """Of the classic Transformer: ``pre`` or ``post``."""
-    label_smoothing: float = 0.0
-    max_length: int = 256
-    """Longest sequence that the model has positions for."""
-    trainable: str = "full"
-    """``full``: everything; ``lora``: adapters in the TEBs, by the ``[lora]`` table, and the head."""
-    base_dtype: str = "float32"
-    """With ``lora``: how the TEBs' matrices are held: ``float32``, ``bfloat16``, ``int8`` or ``nf4``."""
-    pretrained: str = ""
-    """Folder or hub id of pretrained weights, or a GGUF file; empty: fresh weights."""
-    from_: str = ""
-    """A run, by its directory or its name in ``runs-dir``: start from its embedding and TEBs (and from its head, if the
-    task and the labels are the same), with its tokenizer; the sizes above are then its own. Empty: fresh weights."""
+    v: float = 0.0
+    """V, weight of the latency against the queues [1/s]; 0: the scenario's."""
+    gamma_max: float = 0.0
+    """Threshold of the convergence bound; 0: the scenario's."""
+    energy_price: float = 0.0
+    """Cost of a joule in the plan's objective, beside V of a second [1/J]; 0: the scenario's."""
+    bandwidth: str = ""
+    """``channels``, or ``split``: the matched clusters divide a band; empty: the scenario's."""
+    drift: str = "true"
+    """``true``; or for ``dssda-paper`` alone ``printed``, the paper's P2, or ``mixed``, only the power's part of it."""
+    c11: bool = False
+    """``dssda-paper`` alone: hold the bound in every round, as printed."""
+    schedule: str = ""
+    """Pipeline schedule: ``gpipe``, ``1f1b``, ``zb-h1``; or ``auto``, the event simulator's choice for each cluster;
+    empty: as the plans say, ``gpipe`` unless a plan file has another."""
+    token_slices: int = 1
+    """Slices of each micro-batch along the sequence (causal models), which enter the pipeline one after the other; 0:
+    the event simulator's choice of 1, 2, 4 and 8 for each cluster; 1: as the plans say, none unless a plan file has."""
+    length: int = 0
+    """Tokens of the sample that ``costs = "model"`` counts; 0: ``data.max-length``."""
+    power_control: str = "sca"
+    """Power control of ``dssda`` and ``uniform``: ``sca``, Algorithm 3's convex programs; or ``exact``."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes that cannot be built."""
-        for name in ("width", "num_heads", "feed_forward", "encoder_layers", "decoder_layers", "max_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"model.{_kebab(name)}: expected at least 1, found {getattr(self, name)}")
-        if self.width % self.num_heads:
+        """Refuse values that mean nothing."""
+        check_power_control(self.power_control, "planner.power-control")
+        check_least("planner.", self, v=0, gamma_max=0, energy_price=0, length=0)
+        if self.bandwidth and self.bandwidth not in get_args(Bandwidth):
             raise ValueError(
-                f"model.width: {self.width} is not a multiple of model.num-heads = {self.num_heads}; change one of them"
+                f"planner.bandwidth: expected {', '.join(get_args(Bandwidth))} or an empty text for the scenario's, "
+                f"found {self.bandwidth!r}"
             )
-        if self.key_value_heads and (self.key_value_heads < 0 or self.num_heads % self.key_value_heads):
-            raise ValueError(
-                f"model.key-value-heads: expected a divisor of model.num-heads = {self.num_heads}, or 0, found "
-                f"{self.key_value_heads}"
-            )
-        if self.key_value_heads and self.family not in GROUPED_FAMILIES:
-            raise ValueError(
-                f"model.key-value-heads: expected a model.family of {', '.join(GROUPED_FAMILIES)}, found "
-                f"{self.family!r}; leave it 0"
-            )
-        if self.norm not in NORMS:
-            raise ValueError(f"model.norm: expected pre or post, found {self.norm!r}")
-        if self.trainable not in TRAINABLE:
-            raise ValueError(f"model.trainable: expected full or lora, found {self.trainable!r}")
-        check_base_dtype(self.base_dtype, self.trainable, self.pretrained, self.family)
-        if self.pretrained and self.from_:
-            raise ValueError(
-                f"model.from: {self.from_} and model.pretrained = {self.pretrained} cannot both be set; leave one empty"
-            )
-        for name in ("dropout", "label_smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"model.{_kebab(name)}: expected a number in [0, 1), found {getattr(self, name)}")
+        PipelineChoices.of(self.schedule, self.token_slices)
+        if self.drift not in DRIFTS:
+            raise ValueError(f"planner.drift: expected one of {', '.join(DRIFTS)}, found {self.drift!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +110,7 @@ class RunConfig:
     strategy_options: str = ""
     """Arguments of the strategy's constructor, a JSON object; empty: none."""
     policy: str = "dssda"
-    """Who plans the rounds of ``collapipe``: ``dssda``, ``dssda-paper``, ``random``, ``loss-only``, ``delay-only``,
+    """Policy of ``collapipe``: ``dssda``, ``dssda-paper``, ``random``, ``loss-only``, ``delay-only``,
     ``uniform``, ``fixed``, one of the middle three with ``+optimal`` behind it, or ``module:Class``.
     A plan file in ``plan`` takes its place."""
     plan: str = ""
@@ -141,7 +120,7 @@ class RunConfig:
     scenario_seed: int = -1
     """Instead of the scenario's own: other devices and rounds from the same ranges; -1: its own."""
     costs: str = "scenario"
-    """What TEBs and uploads cost in the planner's eyes: as the ``scenario`` says, counted from the ``model``, or as
+    """Costs of TEBs and uploads for the planner: as the ``scenario`` says, counted from the ``model``, or as
     ``measured`` in the rounds before, which is what ``collapipe run --superlink`` does."""
     device_emulation: str = "none"
     """``paced``: devices take the time that their profiles say, times ``time-scale``; ``none``: as fast as they go."""
@@ -159,8 +138,7 @@ class RunConfig:
     ``batch-size`` examples per control unit, with the memory of one batch."""
     decoder_sync: str = "auto"
     """``step``: clusters wait for each other in every step, and train one decoder. ``round``: each trains a copy of its
-    own, and the copies are averaged. ``auto``: ``step``, but ``round`` where a simulation runs its clusters one after
-    the other."""
+    own, and the copies are averaged. ``auto``: ``step``."""
     evaluate_every: int = 12
     """Rounds between evaluations; 0: only after the last round."""
     checkpoint_every: int = 1
@@ -168,9 +146,9 @@ class RunConfig:
     resume: bool = False
     """Go on with the run in ``run-dir``; ``collapipe run --resume`` sets it."""
     tensorboard: bool = False
-    """Whether scalars go to TensorBoard files in the run directory."""
+    """Write scalars to TensorBoard files in the run directory."""
     report_to: str = ""
-    """Where they go: some of ``tensorboard``, ``mlflow`` and ``wandb``, with commas."""
+    """Trackers that receive the scalars: some of ``tensorboard``, ``mlflow`` and ``wandb``, with commas."""
     runs_dir: str = "runs"
     """Folder of the run directories."""
     run_dir: str = ""
@@ -186,27 +164,18 @@ class RunConfig:
     aggregator: AggregatorConfig = field(default_factory=AggregatorConfig)
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     planner: PlannerConfig = field(default_factory=PlannerConfig)
+    split: SplitConfig = field(default_factory=SplitConfig)
     compression: CompressionConfig = field(default_factory=CompressionConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    serve: ServeConfig = field(default_factory=ServeConfig)
     faults: FaultConfig = field(default_factory=FaultConfig)
 
     def __post_init__(self) -> None:
         """Refuse what cannot run, and derive the length of the learning-rate schedule."""
-        for name, least in (
-            ("seed", 0),
-            ("num_rounds", 1),
-            ("num_clusters", 0),
-            ("local_steps", 1),
-            ("batch_size", 1),
-            ("gradient_accumulation", 1),
-            ("evaluate_every", 0),
-            ("checkpoint_every", 0),
-            ("scenario_seed", -1),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"{_kebab(name)}: expected at least {least}, found {getattr(self, name)}")
+        check_least("", self, seed=0, num_rounds=1, num_clusters=0, local_steps=1, batch_size=1)
+        check_least("", self, gradient_accumulation=1, evaluate_every=0, checkpoint_every=0, scenario_seed=-1)
         for name in ("name", "strategy", "policy", "scenario", "runs_dir"):
             if not getattr(self, name):
                 raise ValueError(f"{_kebab(name)}: expected a text, found an empty one")
@@ -227,20 +196,41 @@ class RunConfig:
                 f"data.max-length: {self.data.max_length} exceeds model.max-length = {self.model.max_length}; "
                 "lower the first or raise the second"
             )
+        check_task_data(self.task.name, self.data)
         if self.selection.patience and not self.evaluate_every:
             raise ValueError(
                 f"selection.patience: {self.selection.patience} evaluations, but evaluate-every = 0 evaluates only "
                 "after the last round; set evaluate-every"
             )
-        total = self.num_rounds * self.local_steps
-        object.__setattr__(self, "optimizer", replace(self.optimizer, total_steps=total))
+        object.__setattr__(self, "optimizer", replace(self.optimizer, total_steps=self.num_rounds * self.local_steps))
+
+    @property
+    def sync(self) -> str:
+        """Mode of the decoder's training: ``step`` or ``round``."""
+        return "step" if self.decoder_sync == "auto" else self.decoder_sync
+
+    @property
+    def recomputes(self) -> bool:
+        """True if devices compute activations again."""
+        setting = self.runtime.recompute
+        return setting == "always" or (setting == "auto" and self.model.trainable == "lora")
 
     def check_strategy(self) -> None:
         """Refuse what does not go with the strategy and the aggregation rule, as their classes declare."""
+        if self.labels_stay and self.strategy != COLLAPIPE:
+            raise ValueError(
+                f"split.labels: {self.split.labels} needs strategy = {COLLAPIPE}, found {self.strategy!r}; leave it "
+                "out: with any other strategy no label leaves its cluster"
+            )
         if self.compression.update != "none" and not self.traits.uploads:
             raise ValueError(
                 f"compression.update: strategy = {self.strategy} uploads nothing that could be compressed, found "
                 f"{self.compression.update!r}; leave it none"
+            )
+        if self.compression.stream and not self.traits.decoder_on_server:
+            raise ValueError(
+                f"compression.stream: no activation leaves its cluster with strategy = {self.strategy} and "
+                f"split.labels = {self.split.labels}, found {self.compression.stream!r}; leave it empty"
             )
         if self.selection.load_best_at_end and not self.traits.averages:
             raise ValueError(
@@ -252,18 +242,30 @@ class RunConfig:
                 self.privacy,
                 strategy=self.strategy,
                 traits=self.traits,
-                aggregator=self.aggregator.name,
                 update=self.compression.update,
                 clip_norm=self.optimizer.clip_norm,
+                returns_states=self.returns_states,
             )
 
     @property
     def traits(self) -> Traits:
-        """What the strategy declares of itself; the defaults where it is not known here: whoever builds it says so."""
+        """Traits that the strategy declares; the defaults for an unknown one, which is refused where it is built."""
         try:
-            return _traits_of(self.strategy)
+            traits = _traits_by_name(self.strategy)
         except ValueError:
             return Traits()
+        keeps_nothing = self.labels_stay and not self.returns_states
+        return replace(traits, decoder_on_server=False) if keeps_nothing else traits
+
+    @property
+    def labels_stay(self) -> bool:
+        """True if no label leaves its cluster by the configuration."""
+        return self.split.labels == CLUSTER
+
+    @property
+    def returns_states(self) -> bool:
+        """True if the server keeps blocks of a model whose labels stay, and returns their states."""
+        return self.labels_stay and self.task.name in ("causal-lm", "instruction")
 
     def adapted(self, spec: ModelSpec) -> ModelSpec:
         """Return a model's specification with the run's adapters, if it trains any."""
@@ -274,12 +276,12 @@ class RunConfig:
     def strategy_arguments(self) -> dict[str, Any]:
         """Return ``strategy-options`` as a dictionary."""
         try:
-            options = json.loads(self.strategy_options or "{}")
+            options = json_value(self.strategy_options or "{}")
         except ValueError:
             options = None
         if not isinstance(options, dict):
             raise ValueError(
-                f'strategy-options: expected a JSON object such as {{"eta": 0.1}}, found {self.strategy_options!r}'
+                f'strategy-options: expected a JSON object such as {{"eta": 0.1}}, found {self.strategy_options!r:.80}'
             )
         return options
 
@@ -299,11 +301,11 @@ class RunConfig:
 
     @classmethod
     def as_sent(cls, flat: Mapping[str, Any]) -> RunConfig:
-        """As :meth:`from_flat`, on a control unit: the classes that the server alone needs are not imported."""
+        """Build it as :meth:`from_flat`, without importing the classes that the server alone needs."""
         kinds = key_types()
         tables: dict[str, dict[str, Any]] = {"": {}}
         defaults = cls()
-        for key, value in without_other_names(flat, defaults.to_flat()).items():
+        for key, value in without_other_names(without_removed_keys(flat), defaults.to_flat()).items():
             if key not in kinds:
                 raise ValueError(unknown_key(key))
             table, _, name = key.rpartition(".")
@@ -316,11 +318,6 @@ class RunConfig:
     def to_flat(self) -> dict[str, Scalar]:
         """Every key with its value: the inverse of :meth:`from_flat`."""
         return dict(_flatten(self, ""))
-
-
-def key_types() -> Mapping[str, type]:
-    """Every known key, in declaration order, and the type of its value."""
-    return _key_types()
 
 
 def nested(flat: Mapping[str, Scalar]) -> dict[str, Any]:
@@ -343,13 +340,13 @@ def unknown_key(key: str) -> str:
     return f"unknown configuration key {key!r}; did you mean {max(key_types(), key=likeness)!r}?"
 
 
-@cache
-def _traits_of(strategy: str) -> Traits:
-    return traits_by_name(strategy)
+_traits_by_name = cache(traits_by_name)
 
 
 @cache
-def _key_types() -> Mapping[str, type]:
+def key_types() -> Mapping[str, type]:
+    """Return every known key, in declaration order, and the type of its value."""
+
     def declared(owner: type, prefix: str) -> Iterator[tuple[str, type]]:
         hints = get_type_hints(owner)
         for item in fields(owner):
@@ -373,18 +370,21 @@ def _flatten(config: Any, prefix: str) -> Iterator[tuple[str, Scalar]]:
 
 def _checked(key: str, value: Any, kind: type) -> Scalar:
     """Return the value in the key's type; only a whole number may stand for a number."""
+    if key == "runtime.recompute":
+        # It was true or false before release 0.2.0.
+        value = {"true": "always", "false": "never"}.get(str(value).lower(), value)
     value_type = type(value)
     if kind is float and value_type is int and abs(value) < 2**1023:
         return float(value)
     if value_type is not kind:
         raise ValueError(
-            f"{key}: expected {_KINDS[kind]}, found {_KINDS.get(value_type, value_type.__name__)}: {value!r}"
+            f"{key}: expected {_KINDS[kind]}, found {_KINDS.get(value_type, value_type.__name__)}: {value!r:.80}"
         )
     if kind is float and not math.isfinite(value):
         raise ValueError(f"{key}: expected a finite number, found {value}")
     if kind is int and not -(2**63) <= value < 2**63:
         # Flower sends whole numbers in 64 bits.
-        raise ValueError(f"{key}: expected a whole number from -2^63 to 2^63 - 1, found {value}")
+        raise ValueError(f"{key}: expected a whole number from -2^63 to 2^63 - 1, found {value!r:.80}")
     return cast(Scalar, value)
 
 

@@ -14,7 +14,7 @@ class SelectionConfig:
     metric: str = "loss"
     """By which models are compared: one of the task's metrics."""
     load_best_at_end: bool = False
-    """Whether ``model/`` holds the best model so far, which is then scored on the test set; otherwise the last one."""
+    """Keep the best model so far in ``model/`` and score it on the test set; otherwise the last one."""
     patience: int = 0
     """Evaluations in a row without a better model after which training ends; 0: never."""
     min_delta: float = 0.0

@@ -1,4 +1,4 @@
-"""Where a configuration comes from: ``--set`` over a TOML file over the defaults.
+"""Sources of a configuration: ``--set`` over a TOML file over the defaults.
 
 Flower takes either a file or pairs, and checks neither; so the command line merges them and passes on one file.
 """
@@ -6,14 +6,17 @@ Flower takes either a file or pairs, and checks neither; so the command line mer
 from __future__ import annotations
 
 import os
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from client_pipeline.documents import toml_table
 from client_pipeline.near_names import did_you_mean
+from client_pipeline.plugins import is_within
 from flower_app.config.other_names import OTHER_NAMES, with_own_names
+from flower_app.config.removed import REMOVED_KEYS, without_kept_keys
 from flower_app.config.run_config import RunConfig, Scalar, key_types, unknown_key
 
 _PATHS = (
@@ -27,12 +30,14 @@ _PATHS = (
     "decoder.tls-crl",
 )
 """Keys whose value is a path, there or not."""
-_NAMES_OR_PATHS = ("data.tokenizer", "data.hub-id", "model.pretrained", "model.from")
+_NAMES_OR_PATHS = ("data.tokenizer", "data.hub-id", "model.pretrained", "model.from", "task.chat-template")
 """Keys whose value is a path only if such a file or folder exists; ``scenario`` is one if it ends in ``.toml``."""
 _TEXT_FILES = tuple(
     f"data.{split}-{side}" for split in ("train", "validation", "test") for side in ("source", "target")
 )
 """Keys whose value is a file name within ``data.path``."""
+_CLASSES = ("strategy", "policy", "task.name", "task.evaluate-generate", "model.family", "aggregator.name")
+"""Keys whose value may be ``module:Class``, or several such with commas between."""
 
 
 Sets = Sequence[str] | Mapping[str, Any]
@@ -59,36 +64,69 @@ def load_config(config_file: str | None = None, sets: Sets = ()) -> RunConfig:
     FileNotFoundError
         If there is no such configuration file.
     """
-    flat_config: dict[str, Any] = {}
-    folder = Path.cwd()
-    if config_file is not None:
-        path = find_config(config_file)
-        folder = path.parent
-        # Results belong to who runs, not to who wrote the configuration.
-        in_file = read_config(path)
-        flat_config |= _absolute(in_file, path.parent) | _absolute(_only(in_file, "runs-dir", "run-dir"), Path.cwd())
+    if config_file is None:
+        return _merged({}, Path.cwd(), sets)
+    path = find_config(config_file)
+    return _merged(read_config(path), path.parent, sets)
+
+
+def _merged(in_file: Mapping[str, Any], folder: Path, sets: Sets) -> RunConfig:
+    """Merge the keys of a file in a folder with ``sets``, and check the result."""
+    # Results belong to who runs, not to who wrote the configuration.
+    places = {key: in_file[key] for key in ("runs-dir", "run-dir") if key in in_file}
+    flat_config = _absolute(in_file, folder) | _absolute(places, Path.cwd())
     in_sets = read_sets(sets)
     flat_config |= _absolute(in_sets, Path.cwd())
-    flat_config |= _data_folder(flat_config, {key: Path.cwd() if key in in_sets else folder for key in _TEXT_FILES})
+    if flat_config.get("data.source") == "files" and not flat_config.get("data.path"):
+        # The server app has a working directory of its own: the path is where the training text is.
+        bases = {key: Path.cwd() if key in in_sets else folder for key in _TEXT_FILES}
+        flat_config["data.path"] = str(bases["data.train-source"])
+        for key, base in bases.items():
+            name = flat_config.get(key)
+            if base != bases["data.train-source"] and isinstance(name, str) and name:
+                flat_config[key] = str(base / name)
     flat_config.setdefault("runs-dir", str(Path.cwd() / RunConfig().runs_dir))
-    flat_config |= _start(flat_config)
+    # A run's name, such as ``latest``, is soon another one's.
+    start, runs = flat_config.get("model.from"), flat_config["runs-dir"]
+    if isinstance(start, str) and start and isinstance(runs, str) and (Path(runs) / start).is_dir():
+        flat_config["model.from"] = str((Path(runs) / start).resolve())
     return RunConfig.from_flat(flat_config)
 
 
-def config_of(table: Mapping[str, Any], folder: Path, sets: Sequence[str] = ()) -> RunConfig:
-    """Check a configuration that stands within another file.
+def load_stored_config(config_file: Path, sets: Sets = (), allowed: Iterable[str] = ()) -> RunConfig:
+    """Load the configuration of a run directory, which may be from anybody, or of an earlier release.
 
     Parameters
     ----------
-    table : its keys, nested or flat
-    folder : that relative paths are seen from
-    sets : pairs ``key=value``, which win
-
-    Raises
-    ------
-    ValueError
-        As :func:`load_config`.
+    config_file : the run directory's
+    sets : as for :func:`load_config`; classes that these name are the user's own choice
+    allowed : modules and packages whose classes the file may name
     """
+    chosen = read_sets(sets)
+    in_file = read_config(config_file)
+    refuse_unknown_classes({key: value for key, value in in_file.items() if key not in chosen}, allowed)
+    return _merged(without_kept_keys(in_file), config_file.resolve().parent, sets)
+
+
+def refuse_unknown_classes(flat: Mapping[str, Any], allowed: Iterable[str] = ()) -> None:
+    """Refuse a stored configuration with a class of a module that is neither imported already nor allowed."""
+    for key in _CLASSES:
+        for module in named_modules({key: flat.get(key)}):
+            if module not in sys.modules and not is_within(module, allowed):
+                raise ValueError(
+                    f"{key}: {flat[key]!r}: a run directory may be from anybody, and importing runs the module's code; "
+                    f"if you trust it: --allow-module {module} (in Python: Run(..., allow_modules=[{module!r}]))"
+                )
+
+
+def named_modules(flat: Mapping[str, Any]) -> list[str]:
+    """Return the modules of the classes that a configuration names."""
+    names = (name.strip() for key in _CLASSES for name in str(flat.get(key) or "").split(","))
+    return [module for module, colon, _ in (name.partition(":") for name in names) if colon]
+
+
+def config_of(table: Mapping[str, Any], folder: Path, sets: Sequence[str] = ()) -> RunConfig:
+    """Check a configuration that stands within another file."""
     in_sets = _absolute(read_sets(sets), Path.cwd())
     in_table = with_own_names(dict(_flatten(table, "")), str(folder))
     return RunConfig.from_flat(_absolute(in_table, folder) | in_sets)
@@ -111,12 +149,7 @@ def find_config(name: str) -> Path:
 
 
 def expanded_path(name: str, path: str | Path) -> Path:
-    """Return a path that may begin with ``~`` or ``~user``.
-
-    Parameters
-    ----------
-    name : of the key or option that it comes from
-    path : as it is given
+    """Return the path of the key or option ``name``, which may begin with ``~`` or ``~user``.
 
     Raises
     ------
@@ -132,14 +165,14 @@ def expanded_path(name: str, path: str | Path) -> Path:
 def read_config(path: Path) -> dict[str, Any]:
     """Read a TOML file into flat keys."""
     try:
-        with path.open("rb") as file:
-            return with_own_names(dict(_flatten(tomllib.load(file), "")), str(path))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        table = toml_table(path.read_bytes().decode())
+    except ValueError as error:
         raise ValueError(f"{path}: expected TOML: {error}") from error
+    return with_own_names(dict(_flatten(table, "")), str(path))
 
 
 def given_keys(config_file: str | None, sets: Sets = ()) -> dict[str, Any]:
-    """Return the keys that somebody has written, with their values, in a file or as ``sets``."""
+    """Return the keys that the user has set in a file or as ``sets``, with their values."""
     in_file = read_config(find_config(config_file)) if config_file is not None else {}
     return in_file | read_sets(sets)
 
@@ -157,8 +190,8 @@ def read_sets(sets: Sets) -> dict[str, Any]:
         name, equals, text = (part.strip() for part in pair.partition("="))
         if equals and name not in key_types() and any(key.startswith(f"{name}.") for key in key_types()):
             try:
-                table = tomllib.loads(f"table = {text if text.startswith('{') else f'{{{text}}}'}")["table"]
-            except tomllib.TOMLDecodeError as error:
+                table = toml_table(f"table = {text if text.startswith('{') else f'{{{text}}}'}")["table"]
+            except ValueError as error:
                 raise ValueError(f"--set {name}: expected key=value, key=value, found {text!r}: {error}") from error
             values |= dict(_flatten(table, f"{name}."))
         else:
@@ -180,13 +213,13 @@ def parse_set(pair: str) -> tuple[str, Scalar]:
     if not equals or not key:
         raise ValueError(f"--set: expected key=value, found {pair!r}")
     own_name = OTHER_NAMES.get(key, key)
-    if own_name not in key_types():
+    if own_name not in key_types() and own_name not in REMOVED_KEYS:
         raise ValueError(unknown_key(key))
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = toml_table(f"value = {text}")["value"]
+    except ValueError:
         return key, text
-    if key_types()[own_name] is str and not isinstance(value, str):
+    if key_types().get(own_name) is str and not isinstance(value, str):
         return key, text
     return key, value
 
@@ -197,10 +230,6 @@ def _flatten(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
             yield from _flatten(value, f"{prefix}{name}.")
         else:
             yield prefix + name, str(value) if isinstance(value, os.PathLike) else value
-
-
-def _only(flat: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    return {key: flat[key] for key in keys if key in flat}
 
 
 def _absolute(flat: Mapping[str, Any], base: Path) -> dict[str, Any]:
@@ -217,30 +246,3 @@ def _absolute(flat: Mapping[str, Any], base: Path) -> dict[str, Any]:
         if isinstance(value, str) and value.startswith("~"):
             result[key] = str(expanded_path(key, value))
     return result
-
-
-def _start(flat: Mapping[str, Any]) -> dict[str, str]:
-    """Settle ``model.from`` where it is a run's name: ``latest`` is soon another one."""
-    name, runs = flat.get("model.from"), flat.get("runs-dir")
-    if not (isinstance(name, str) and name and isinstance(runs, str)) or not (Path(runs) / name).is_dir():
-        return {}
-    return {"model.from": str((Path(runs) / name).resolve())}
-
-
-def _data_folder(flat: Mapping[str, Any], bases: Mapping[str, Path]) -> dict[str, str]:
-    """Settle ``data.path`` where it is empty: the server app has a working directory of its own.
-
-    Parameters
-    ----------
-    flat : all sources merged
-    bases : file name's key -> folder that it is seen from
-
-    Returns
-    -------
-    Keys to change: ``data.path`` is where the training text is; names from elsewhere become absolute.
-    """
-    if flat.get("data.source") != "files" or flat.get("data.path"):
-        return {}
-    folder = bases["data.train-source"]
-    moved = {key: flat[key] for key, base in bases.items() if base != folder and isinstance(flat.get(key), str)}
-    return {"data.path": str(folder)} | {key: str(bases[key] / name) for key, name in moved.items() if name}

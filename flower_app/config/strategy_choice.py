@@ -11,11 +11,11 @@ from flwr.serverapp.strategy import Strategy
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.system.scenario import Scenario
+from flower_app.config.removed import without_removed_keys
 from flower_app.config.run_config import RunConfig
 from strategies.aggregation.product_mean import check_lora_average
 from strategies.aggregation.rules import build_aggregator, rule_class
-from strategies.aggregation.secagg import FEWEST_CLUSTERS
-from strategies.baselines.stock import make_stock
+from strategies.baselines.flower_strategies import check_enough_clusters, make_stock
 from strategies.checkpoint import Checkpoint
 from strategies.clusters import ClusterState
 from strategies.decoder.service import DecoderService
@@ -72,35 +72,28 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
                 f"device-emulation: {config.strategy} sends no plan, so nobody knows the pace; use one of "
                 f"{', '.join(STRATEGIES)}"
             )
-        make_stock(config.strategy, config.strategy_arguments(), scenario.num_clusters)
+        strategy = make_stock(config.strategy, config.strategy_arguments(), scenario.num_clusters)
+        check_enough_clusters(strategy, scenario.num_clusters)
         return None
     if own_policy is not None and config.plan:
         raise ValueError(f"plan: {config.strategy} brings its own plan; leave plan empty")
     _check_options(config, cls)
-    adaptation = _adaptation(config, scenario, cls)
-    if own_policy is not None:
-        return RoundPlanner(
-            scenario,
-            own_policy,
-            power_control=config.planner.power_control,
-            adaptation=adaptation,
-            schedule=config.planner.schedule,
-            token_slices=config.planner.token_slices,
-            lookahead=config.planner.lookahead,
-        )
-    name = "fixed" if config.plan else config.policy
-    policy = make_policy(
-        name, plan_file=config.plan, seed=config.seed, c11=config.planner.c11, drift=config.planner.drift
+    settings, adaptation = config.planner, _adaptation(config, scenario, cls)
+    policy = own_policy or make_policy(
+        "fixed" if config.plan else config.policy,
+        plan_file=config.plan,
+        seed=config.seed,
+        c11=settings.c11,
+        drift=settings.drift,
     )
     return RoundPlanner(
         scenario,
         policy,
-        drift=config.planner.drift,
-        power_control=config.planner.power_control,
+        drift=settings.drift,
+        power_control=settings.power_control,
         adaptation=adaptation,
-        schedule=config.planner.schedule,
-        token_slices=config.planner.token_slices,
-        lookahead=config.planner.lookahead,
+        schedule=settings.schedule,
+        token_slices=settings.token_slices,
     )
 
 
@@ -129,9 +122,10 @@ def _check_frozen_head(config: RunConfig) -> None:
             'model.trainable = "lora", or leave lora.head out'
         )
     if not config.traits.decoder_on_server:
+        key, value = ("split.labels", config.split.labels) if config.labels_stay else ("strategy", config.strategy)
         raise ValueError(
-            f"lora.head: {config.lora.head} needs a strategy whose head the server trains, found strategy = "
-            f'{config.strategy!r}; set strategy = "collapipe", or leave lora.head out'
+            f"lora.head: {config.lora.head} needs a head that the server trains, found {key} = {value!r}; leave "
+            f"one of them out"
         )
 
 
@@ -205,6 +199,7 @@ def make_strategy(
         "time_scale": config.time_scale if config.device_emulation == "paced" else None,
     }
     if traits.decoder_on_server:
+        # None where the clusters train it after all, with their labels.
         arguments["decoder"] = decoder
     if traits.takes_aggregator:
         arguments["aggregator"] = run_aggregator(config, scenario)
@@ -220,11 +215,6 @@ def run_aggregator(config: RunConfig, scenario: Scenario) -> Strategy:
         For settings that exclude each other, or too few clusters.
     """
     in_a_round = min(scenario.num_clusters, scenario.num_channels)
-    if config.privacy.secure_aggregation and in_a_round < FEWEST_CLUSTERS:
-        raise ValueError(
-            f"privacy.secure-aggregation: expected at least {FEWEST_CLUSTERS} clusters in a round, found {in_a_round}: "
-            "of fewer each could take its own update off the mean; use more clusters and channels"
-        )
     adapters = config.lora if config.model.trainable == "lora" else None
     return build_aggregator(
         config.aggregator, config.server_optimizer, config.privacy, num_clusters=in_a_round, adapters=adapters
@@ -261,7 +251,7 @@ def check_same_run(config: RunConfig, checkpoint: Checkpoint) -> None:
     ValueError
         Naming the keys that differ.
     """
-    old_values, new_values = checkpoint.state["config"], config.to_flat()
+    old_values, new_values = without_removed_keys(checkpoint.state["config"]), config.to_flat()
     more_rounds = config.num_rounds >= int(old_values["num-rounds"])
     check_unchanged(old_values, new_values, (*FREE_TO_CHANGE, "num-rounds") if more_rounds else FREE_TO_CHANGE)
 
@@ -312,7 +302,7 @@ def check_slices(config: RunConfig, spec: ModelSpec, plans: Sequence[ClusterPlan
             "token slices at 1"
         )
     # It knows the families, and with them torch.
-    from client_pipeline.partition.sliceable import check_token_slices
+    from client_pipeline.families.sliceable import check_token_slices
 
     check_token_slices(spec, setting)
 

@@ -1,4 +1,4 @@
-"""What a Flower app is made of, as one number: the same for every copy of a release, whoever packed it.
+"""Digest of a Flower app's files, the same for every copy of a release on every machine.
 
 Flower's own hash is of the packed bytes, which differ from one release of zlib to another.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import io
+import subprocess
+import sys
 import tempfile
 import zipfile
 from pathlib import Path
@@ -42,8 +44,27 @@ def app_digest(bundle: bytes) -> str:
 
 
 def release_digest() -> str:
-    """Digest of the app that is installed here, as ``collapipe run`` submits it."""
+    """Return the digest of the app that is installed here, as ``collapipe run`` submits it."""
     from strategies.flower_internals import build_fab_from_disk
 
     with tempfile.TemporaryDirectory(prefix="collapipe-") as folder:
         return app_digest(build_fab_from_disk(assemble_app(Path(folder) / "app")))
+
+
+def installed_digest() -> str:
+    """Return :func:`release_digest` from a process of its own, for one that should not hold Flower in memory.
+
+    Raises
+    ------
+    RuntimeError
+        If it fails, with what it printed.
+    """
+    command = [sys.executable, "-P", "-m", __name__]
+    process = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise RuntimeError(f"no digest of the installed app: {process.stderr.strip()}")
+    return process.stdout.split()[-1]
+
+
+if __name__ == "__main__":
+    print(release_digest())

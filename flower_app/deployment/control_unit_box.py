@@ -1,74 +1,71 @@
-"""``collapipe up cu``: the head of a cluster's Ray, and the SuperNode."""
+"""Control unit of a deployment: the head of its cluster's Ray, the SuperNode, and its proxy to the server."""
 
 from __future__ import annotations
 
+import ipaddress
+import math
 import re
+import socket
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from client_pipeline.link.hosts import HostPort, is_loopback, split_address
+from client_pipeline import durable
+from client_pipeline.link.hosts import HostPort, check_ipv4_host, is_loopback, split_address
+from flower_app.deployment.app_digest import installed_digest
+from flower_app.deployment.app_proxy import ProxyFiles, write_credentials
+from flower_app.deployment.certificate_checks import check_certificate, check_cluster_certificate
 from flower_app.deployment.credentials import CuFiles
-from flower_app.deployment.edge_server import SUPERLINK_PORT
-from flower_app.deployment.metrics_door import metrics_address, metrics_ports, metrics_token
+from flower_app.deployment.edge_server import SUPERLINK_PORT, TASK_POLL
+from flower_app.deployment.findings import refuse_failed
+from flower_app.deployment.machine_checks import NeededPort, refuse_taken_ports
+from flower_app.deployment.metrics_door import metrics_address, metrics_ports, open_metrics
 from flower_app.deployment.programs import Program, listens
-from flower_app.deployment.ray_node import (
-    FIRST_PORT,
-    SLOW_S,
-    RayNode,
-    own_tls,
-    past_proxies,
-    ray_environment,
-    ray_folder,
-    run_node,
-    tell_plain_text,
-)
-from flower_app.deployment.taken_ports import NeededPort, refuse_taken_ports
-from flower_app.launch.superlink import flower_environment
+from flower_app.deployment.ray_node import ClusterBox, node_tls, ray_environment, run_node
+from flower_app.deployment.sole_start import sole_start
+from flower_app.launch.inherited_environment import past_proxies
+from flower_app.launch.processes import MARK
+from flower_app.launch.superlink import flower_environment, program_path
+from flower_app.node.door_folder import DoorFolder
+from flower_app.serving.box_door import BoxDoor
+from flower_app.serving.door_key import KEY_FILE, door_key
 
 if TYPE_CHECKING:
-    from client_pipeline.runtime.node_tls import NodeTls
     from flower_app.node.config import NodeConfig
 
+NO_DOOR = "off"
+"""Value of ``--serve`` that closes the door of a box which had one."""
 UNKNOWN_S = 180.0
-"""How long a SuperNode may be refused until its control unit gives up [s]."""
+"""Time for which a SuperNode is started again when the server refuses it [s]."""
 RUNTIME_HOST, RUNTIME_PORT = "127.0.0.1", 9094
-"""On which a SuperNode and its own processes speak, within the machine."""
+"""Address at which a SuperNode and its own processes speak, within the machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ControlUnitBox:
-    """Options of ``collapipe up cu``."""
+class ControlUnitBox(ClusterBox):
+    """Control unit of a cluster: options and programs."""
 
     cluster: int
-    host: str
-    """Address that the devices of the cluster reach."""
     server: str
     """``host`` or ``host:port`` of the SuperLink."""
     certs: CuFiles
-    state: Path
-    """Folder of checkpoints, and of the app that the server sends."""
     data: str = ""
     """Folder of the cluster's text."""
     model: str = ""
     """Folder of the pretrained model."""
     device_profile: str = ""
-    devices: Sequence[int] = ()
-    """Devices that this machine itself is."""
     allowed_apps: Sequence[str] = ()
     """Digests of the apps that may run here beside that of this release."""
     allowed_modules: Sequence[str] = ()
     """Modules and packages whose classes a run's configuration may name."""
-    ray_port: int = FIRST_PORT
     runtime_port: int = RUNTIME_PORT
-    object_store_mb: int = 512
     metrics: str = ""
     """``PORT`` of the loopback, or ``HOST:PORT``, where Prometheus asks; empty: nowhere."""
-    until: Callable[[], str] = lambda: ""
-    """Why its programs have to end; empty as long as they go on."""
+    serve: str = ""
+    """``PORT`` of the loopback, or ``HOST:PORT``, of the door to a trained model; empty or ``off``: none."""
 
     def __post_init__(self) -> None:
         if self.cluster < 0:
@@ -79,8 +76,21 @@ class ControlUnitBox:
         for module in self.allowed_modules:
             if not all(part.isidentifier() for part in module.split(".")):
                 raise ValueError(f"--allow-module: expected the name of a module or package, found {module!r}")
+        check_ipv4_host("--host", self.host)
         server_address(self.server)
         metrics_address(self.metrics)
+        if (door := self._door_address) and not _is_address(door.bare_host):
+            raise ValueError(
+                f"--serve: expected PORT, or HOST:PORT with an address of this machine, found {self.serve!r}"
+            )
+
+    @property
+    def _door_address(self) -> HostPort | None:
+        return metrics_address("" if self.serve == NO_DOOR else self.serve, "--serve")
+
+    @property
+    def _door_folder(self) -> Path:
+        return self.state.resolve() / "door"
 
     @property
     def _checkpoints(self) -> Path:
@@ -96,8 +106,8 @@ class ControlUnitBox:
             raise FileNotFoundError(f"--device-profile: no file {self.device_profile}; collapipe profile writes one")
 
     def node_config(self) -> NodeConfig:
-        """What the SuperNode is told about itself."""
-        # Not above: what stays in memory as long as the machine runs should not hold torch.
+        """Return the SuperNode's own configuration."""
+        # Not above: this program stays in memory as long as the machine runs, and needs no torch.
         from flower_app.node.config import NodeConfig
 
         return NodeConfig(
@@ -111,25 +121,24 @@ class ControlUnitBox:
             tls_ca=str(self.certs.ca.resolve()),
             ray_address=f"{self.host}:{self.ray_port}",
             host=self.host,
+            door=str(self._door_folder) if self._door_address else "",
             modules=",".join(self.allowed_modules),
         )
 
-    def ray_node(self, temp: Path) -> RayNode:
-        """The head of the cluster's Ray."""
-        return RayNode(
-            host=self.host,
-            devices=self.devices,
-            first_port=self.ray_port,
-            object_store_mb=self.object_store_mb,
-            temp=temp,
-        )
-
-    def supernode_command(self) -> list[str]:
-        """The SuperNode's command line."""
+    def proxy_command(self, address: str, files: ProxyFiles, release: str) -> list[str]:
+        """Return the proxy's command line."""
         return [
-            *(sys.executable, "-P", "-m", "flower_app.deployment.supernode_program", ",".join(self.allowed_apps)),
-            *("--superlink", str(server_address(self.server))),
-            *("--root-certificates", str(self.certs.ca.resolve())),
+            *(sys.executable, "-P", "-m", "flower_app.deployment.app_proxy", address),
+            *(str(server_address(self.server)), str(self.certs.ca.resolve()), str(files.folder)),
+            *(release, *self.allowed_apps),
+        ]
+
+    def supernode_command(self, proxy: str, files: ProxyFiles) -> list[str]:
+        """Return the SuperNode's command line."""
+        return [
+            str(program_path("flower-supernode")),
+            *("--superlink", proxy, "--root-certificates", str(files.authority)),
+            *("--trusted-entities", str(files.trusted)),
             *("--auth-supernode-private-key", str(self.certs.supernode_key.resolve())),
             *("--node-config", self.node_config().text()),
             *("--host", RUNTIME_HOST, "--port", str(self.runtime_port)),
@@ -139,54 +148,104 @@ class ControlUnitBox:
         """Run until told to end; returns the exit code."""
         self.certs.check()
         self.check_paths()
-        has_certificate = self.certs.cluster_ca.is_file() and not is_loopback(self.host)
-        refuse_taken_ports(
-            [
-                *self.ray_node(Path()).needed_ports(),
-                NeededPort("--runtime-port", RUNTIME_HOST, self.runtime_port, "of the SuperNode's own processes"),
-                *metrics_ports(metrics_address(self.metrics), has_certificate),
-            ]
-        )
-        temp_folder = ray_folder()
-        tls = own_tls(self.certs, self.host, temp_folder)
-        tell_plain_text(self.certs, say)
+        refuse_failed("--state", check_certificate(self.certs))
+        refuse_failed("--state", check_cluster_certificate(self.certs))
+        tls = node_tls(self.certs, self.host)
         with_ray = ray_environment(flower_environment(self.state.resolve() / "flower"), self.certs.ray_token, tls)
         environment = past_proxies(with_ray, self.host, server_address(self.server).host)
-        ray = Program(
-            name=f"Ray of cluster {self.cluster} at {self.host}:{self.ray_port}",
-            command=self.ray_node(temp_folder).command(),
-            answers=lambda: listens(self.host, self.ray_port),
-            again_s=SLOW_S,
+        with sole_start(self.state, environment[MARK]) as temp_folder:
+            refuse_taken_ports(
+                [
+                    *self.ray_node(temp_folder).needed_ports(),
+                    NeededPort("--runtime-port", RUNTIME_HOST, self.runtime_port, "of the SuperNode's own processes"),
+                    *metrics_ports(metrics_address(self.metrics), has_certificate=tls is not None),
+                    *metrics_ports(self._door_address, tls is not None, "--serve", "of the door"),
+                ]
+            )
+            work = self.state.resolve() / "work"
+            certificate = None if tls is None else (tls.certificate, tls.key)
+
+            def metrics() -> Callable[[], str]:
+                from flower_app.watch.control_unit_metrics import control_unit_metrics
+
+                return partial(control_unit_metrics, self._checkpoints, self.cluster)
+
+            with open_metrics(self.metrics, metrics, self.state, certificate, say):
+                programs = self._programs(temp_folder, environment)
+                if not self._door_address:
+                    # A door that is opened again later does not open with the model of this time.
+                    DoorFolder(self._door_folder).withdraw()
+                else:
+                    programs.append(self._door_program(self._door_address, certificate, say))
+                return run_node(programs, environment, work, temp_folder, say, self.until)
+
+    def _door_program(
+        self, address: HostPort, certificate: tuple[Path, Path] | None, say: Callable[[str], None]
+    ) -> Program:
+        """Draw the door's key, if it has none, and return the door's program."""
+        # The program runs in another folder.
+        tls = (
+            None
+            if certificate is None or is_loopback(address.host)
+            else (certificate[0].resolve(), certificate[1].resolve())
+        )
+        folder = durable.make_folders(self._door_folder)
+        key, _ = door_key(folder, new=False)
+        scheme = "http" if tls is None else "https"
+        say(f"door: {scheme}://{address}, open as soon as the server gives a model: collapipe serve RUN --superlink")
+        say(
+            f"key of the door: {key}  (it is not shown again)"
+            if key
+            else f"key of the door: that of {folder / KEY_FILE}"
+        )
+        door = BoxDoor(
+            folder=folder,
+            cluster=self.cluster,
+            ray_address=f"{self.host}:{self.ray_port}",
+            host=self.host,
+            address=str(address),
+            tls=tls,
+        )
+        # It ends with each model, and whatever ends it costs the box nothing else.
+        return Program(name=f"door of cluster {self.cluster}", command=door.command(), again_s=math.inf)
+
+    def _programs(self, temp_folder: Path, environment: Mapping[str, str]) -> list[Program]:
+        ray = self.ray_node(temp_folder).program(f"Ray of cluster {self.cluster} at {self.host}:{self.ray_port}")
+        files = write_credentials(temp_folder / "proxy", RUNTIME_HOST)
+        with socket.socket() as probe:
+            probe.bind((RUNTIME_HOST, 0))
+            port = int(probe.getsockname()[1])
+        address = f"{RUNTIME_HOST}:{port}"
+        proxy = Program(
+            name=f"proxy to {server_address(self.server)}",
+            command=self.proxy_command(address, files, installed_digest()),
+            answers=lambda: listens(RUNTIME_HOST, port),
         )
         supernode = Program(
             name=f"SuperNode of cluster {self.cluster}",
-            command=self.supernode_command(),
-            # It gives up if the server does not know its key yet.
+            command=self.supernode_command(address, files),
+            # A SuperNode ends if the server does not know its key yet, or counts its predecessor as connected.
             again_s=UNKNOWN_S,
             # Linear algebra starts its threads when it is imported; messages are only passed on.
-            environment={name: environment.get(name, "1") for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")},
+            environment={name: environment.get(name, "1") for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+            | TASK_POLL,
         )
-        work = self.state.resolve() / "work"
-        with self._metrics(tls, say):
-            return run_node([ray, supernode], environment, work, temp_folder, say, self.until)
-
-    def _metrics(self, tls: NodeTls | None, say: Callable[[str], None]) -> AbstractContextManager[None]:
-        if (address := metrics_address(self.metrics)) is None:
-            return nullcontext()
-        # Not above: most control units serve none, and these stay in memory as long as the machine runs.
-        from flower_app.watch.control_unit_metrics import ControlUnitMetrics
-        from flower_app.watch.metrics_server import served_metrics
-        from flower_app.watch.serving import ServerCertificate
-
-        certificate = None if tls is None else ServerCertificate(tls.certificate, tls.key)
-        metrics = ControlUnitMetrics(self._checkpoints, self.cluster)
-        return served_metrics(address, metrics.text, metrics_token(self.state), certificate, say)
+        return [ray, proxy, supernode]
 
 
 def server_address(server: str) -> HostPort:
-    """The address of the SuperLink, the port being ours where none is given."""
+    """Read the address of the SuperLink; the port is its default where none is given."""
+    check_ipv4_host("--server", server if server.count(":") > 1 else server.partition(":")[0])
     return split_address("--server", server, SUPERLINK_PORT)
 
 
 def _absolute(path: str) -> str:
     return str(Path(path).expanduser().resolve()) if path else ""
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,187 +1,127 @@
-"""Which files of certificates and keys each machine has.
+"""Files of certificates and keys on each machine.
 
 ::
 
-    authority/        ca.pem, ca.key: signs; issued.json, revoked.pem, revoked.pub; stays with who made it
+    authority/              ca.pem, ca.key: signs; issued.json, revoked.pem, revoked.pub
     authority/cluster-0/    ca.pem, ca.key: signs the machines of cluster 0 for each other
-    server/           ca.pem, server.pem, server.key; supernodes/cu-0.pub, ...; revoked.pem, revoked.pub
-    cu-0/             ca.pem, cu.pem, cu.key; supernode.key, supernode.pub; ray-token, cluster.pem, cluster.key
-    devices-0/        ray-token, cluster.pem, cluster.key: for the devices of cluster 0
+    server/                 ca.pem, server.pem, server.key; supernodes/cu-0.pub, ...; revoked.pem, revoked.pub
+    cu-0/                   cu.pem, supernode.pub: the public files of cluster 0's control unit, enough to revoke it
+    devices-0/              ray-token: the secret of cluster 0's Ray
 
-A box that joined by a code has cluster.pem and node.pem, its own certificate, in place of cluster.key.
+These folders lie on the edge server. A box has its own files in ``STATE/joined``; it makes its private keys itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from cryptography import x509
 
 AUTHORITY = "authority"
 SERVER = "server"
 
 
 def cu_name(cluster: int) -> str:
-    """Name of a control unit: of its folder, and in its certificate."""
+    """Name a control unit: its folder, its certificate and its SuperNode."""
     return f"cu-{cluster}"
 
 
 def devices_name(cluster: int) -> str:
-    """Name of the folder for a cluster's devices."""
+    """Name the folder with the secret of a cluster's Ray."""
     return f"devices-{cluster}"
 
 
-@dataclass(frozen=True)
 class _Folder:
-    folder: Path
+    """Folder with files of which some are required."""
 
-    def files(self) -> Iterator[Path]:
-        """All files that have to be there."""
-        raise NotImplementedError
+    remedy = "--certs: no file {path}; collapipe up edge-server --name HOST makes it"
+    required: tuple[Path, ...]
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def check(self) -> None:
         """Raise ``FileNotFoundError`` naming the first file that is missing."""
-        for path in self.files():
+        for path in self.required:
             if not path.is_file():
-                raise FileNotFoundError(
-                    f"--certs: no file {path}; make it with collapipe certs, and copy the whole folder to this machine"
-                )
+                raise FileNotFoundError(self.remedy.format(path=path))
 
 
 class _RevokedFiles(_Folder):
-    """What says who is no longer trusted."""
+    """Lists of revoked certificates and keys."""
 
-    @property
-    def revoked_certificates(self) -> Path:
-        """Revoked certificates of control units: a CRL (PEM) that the authority signed."""
-        return self.folder / "revoked.pem"
-
-    @property
-    def revoked_keys(self) -> Path:
-        """Public keys of SuperNodes that are revoked, one a line; absent as long as there is none."""
-        return self.folder / "revoked.pub"
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.revoked_certificates = folder / "revoked.pem"
+        """Revoked certificates of boxes: a CRL (PEM) that the authority signed."""
+        self.revoked_keys = folder / "revoked.pub"
+        """Public keys of revoked SuperNodes, one a line; absent as long as there is none."""
 
     def revoked_key_lines(self) -> list[str]:
-        """The lines of :attr:`revoked_keys`."""
+        """Return the lines of :attr:`revoked_keys`."""
         return self.revoked_keys.read_text(encoding="utf-8").splitlines() if self.revoked_keys.is_file() else []
+
+    def revoked_serials(self) -> set[int]:
+        """Return the serial numbers of :attr:`revoked_certificates`."""
+        path = self.revoked_certificates
+        return {entry.serial_number for entry in x509.load_pem_x509_crl(path.read_bytes())} if path.is_file() else set()
 
 
 class AuthorityFiles(_RevokedFiles):
-    """Of who signs."""
+    """Files of the authority."""
 
-    @property
-    def certificate(self) -> Path:
-        """Certificate (PEM)."""
-        return self.folder / "ca.pem"
-
-    @property
-    def key(self) -> Path:
-        """Private key."""
-        return self.folder / "ca.key"
-
-    @property
-    def issued(self) -> Path:
-        """Serial numbers (hexadecimal) of all certificates of each control unit, by its name (JSON)."""
-        return self.folder / "issued.json"
-
-    def files(self) -> Iterator[Path]:
-        """All files that have to be there."""
-        yield from (self.certificate, self.key)
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.certificate, self.key = folder / "ca.pem", folder / "ca.key"
+        self.issued = folder / "issued.json"
+        """Serial numbers (hexadecimal) of all certificates of each box, by its name (JSON)."""
+        self.required = (self.certificate, self.key)
 
 
 class ServerFiles(_RevokedFiles):
-    """Of the edge server: SuperLink and decoder service have the same certificate."""
+    """Files of the edge server, whose SuperLink and decoder service share a certificate."""
 
-    @property
-    def ca(self) -> Path:
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.ca = folder / "ca.pem"
         """Certificate of the authority."""
-        return self.folder / "ca.pem"
-
-    @property
-    def certificate(self) -> Path:
-        """Own certificate."""
-        return self.folder / "server.pem"
-
-    @property
-    def key(self) -> Path:
-        """Its private key."""
-        return self.folder / "server.key"
-
-    @property
-    def supernodes(self) -> Path:
+        self.certificate, self.key = folder / "server.pem", folder / "server.key"
+        self.supernodes = folder / "supernodes"
         """Folder of the public keys of the SuperNodes that may connect."""
-        return self.folder / "supernodes"
-
-    def files(self) -> Iterator[Path]:
-        """All files that have to be there."""
-        yield from (self.ca, self.certificate, self.key)
+        self.required = (self.ca, self.certificate, self.key)
 
 
-class ClusterFiles(_Folder):
-    """What the machines of one cluster know each other by."""
+class DeviceFiles(_Folder):
+    """Files of a box that has joined, a control unit's SuperNode excepted."""
 
-    @property
-    def ray_token(self) -> Path:
-        """Secret that the nodes of the cluster's Ray share."""
-        return self.folder / "ray-token"
+    remedy = "--state: no file {path}; let this box join again: collapipe join CODE"
 
-    @property
-    def cluster_ca(self) -> Path:
-        """Certificate of the cluster's own authority: whom its machines believe."""
-        return self.folder / "cluster.pem"
-
-    @property
-    def cluster_key(self) -> Path:
-        """Its private key, with which a machine signs a certificate for its own address when it starts."""
-        return self.folder / "cluster.key"
-
-    @property
-    def node_certificate(self) -> Path:
-        """Certificate for this machine's address, of a box that joined by a code."""
-        return self.folder / "node.pem"
-
-    @property
-    def node_key(self) -> Path:
-        """The private key that such a box has made itself."""
-        return self.folder / "cu.key"
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.ca = folder / "ca.pem"
+        """Certificate of the deployment's authority."""
+        self.certificate = folder / "cu.pem"
+        """Certificate by which the edge server knows the box."""
+        self.key = folder / "cu.key"
+        """Private key of both certificates of the box."""
+        self.cluster_ca = folder / "cluster.pem"
+        """Certificate of the cluster's authority, the only one that its machines believe."""
+        self.node_certificate = folder / "node.pem"
+        """Certificate of the box within its cluster, for its address."""
+        self.ray_token = folder / "ray-token"
+        """Secret of the cluster's Ray."""
+        self.required = (
+            *(self.ca, self.certificate, self.key),
+            *(self.cluster_ca, self.node_certificate, self.ray_token),
+        )
 
 
-class CuFiles(ClusterFiles):
-    """Of one control unit."""
+class CuFiles(DeviceFiles):
+    """Files of a control unit that has joined."""
 
-    @property
-    def ca(self) -> Path:
-        """Certificate of the authority."""
-        return self.folder / "ca.pem"
-
-    @property
-    def certificate(self) -> Path:
-        """Own certificate: who it is to the decoder."""
-        return self.folder / "cu.pem"
-
-    @property
-    def key(self) -> Path:
-        """Its private key."""
-        return self.folder / "cu.key"
-
-    @property
-    def supernode_key(self) -> Path:
-        """Private key of the SuperNode: who it is to the SuperLink."""
-        return self.folder / "supernode.key"
-
-    @property
-    def supernode_public_key(self) -> Path:
-        """Its public key, which the SuperLink knows."""
-        return self.folder / "supernode.pub"
-
-    def files(self) -> Iterator[Path]:
-        """All files that have to be there."""
-        yield from (self.ca, self.certificate, self.key, self.supernode_key, self.ray_token)
-
-
-class DeviceFiles(ClusterFiles):
-    """Of the devices of one cluster."""
-
-    def files(self) -> Iterator[Path]:
-        """All files that have to be there."""
-        yield self.ray_token
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.supernode_key = folder / "supernode.key"
+        """Private key of the SuperNode, by which the SuperLink knows it."""
+        self.supernode_public_key = folder / "supernode.pub"
+        self.required = (*self.required, self.supernode_key)

@@ -2,47 +2,57 @@
 
 from __future__ import annotations
 
-import json
-import re
+import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from client_pipeline.link.hosts import split_address
+from client_pipeline.documents import toml_table
+from client_pipeline.link.hosts import HostPort, split_address
+from client_pipeline.near_names import did_you_mean
 from flower_app.config.sources import find_config, read_config, read_sets
 from flower_app.console import say
+from flower_app.deployment.certificate_authority import certificate_hosts, read_certificate
+from flower_app.deployment.certificate_checks import check_certificate
 from flower_app.deployment.credentials import ServerFiles
 from flower_app.deployment.edge_server import (
     EDGE_CONNECTION,
     SUPERLINK_PORT,
     control_address,
-    is_healthy,
-    write_connection,
 )
-from flower_app.deployment.named_connection import named_connection
+from flower_app.deployment.findings import refuse_failed
+from flower_app.launch.inherited_environment import without_proxies
 from flower_app.launch.launcher import LaunchOrder, Outcome, last_error
 from flower_app.launch.processes import interruptible, is_stopped
 from flower_app.launch.stopped_process import StoppedProcess
-from flower_app.launch.superlink import flower_environment, program_path
+from flower_app.launch.superlink import (
+    flower_environment,
+    flwr_json,
+    is_healthy,
+    start_program,
+    write_connection,
+)
 from flower_app.runs.run_directory import FAILED, FINISHED, INTERRUPTED, read_summary, write_summary
 from flower_app.runs.run_lock import server_process
+from flower_app.runs.run_logs import RUN_LOG
 from strategies.registry import COLLAPIPE
 
 DECODER_PORT = 9443
 JOIN_TIMEOUT_S = 300.0
-"""How long the CUs of a round wait for each other: on weak machines a client app takes long to import."""
+"""Time for which the CUs of a round wait for each other: on weak machines a client app imports slowly [s]."""
 _COMMAND_S = 180.0
 _LAST_WORDS_S = 5.0
 _STOP_S = 60.0
 _STOPPED_S = 30.0
-"""A server app asks the SuperLink every few seconds."""
+"""Time for a stopped server app to write its summary [s]; it asks the SuperLink every few seconds."""
 _RECONNECT_S = 5.0
 _WITHOUT_CONTACT_S = 600.0
-"""How long the SuperLink may not answer until a run is no longer followed: longer than its machine takes to start
-again."""
+"""Silence of the SuperLink after which a run is given up [s]; a restart of its machine takes less."""
+
+_LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +67,7 @@ class Deployment:
 
     @classmethod
     def of(cls, superlink: str, certs: Path, control_port: int = 0) -> Deployment:
-        """Check that it answers.
+        """Check that the SuperLink answers, and return its deployment.
 
         Parameters
         ----------
@@ -75,6 +85,7 @@ class Deployment:
         place = named.address if named else split_address("--superlink", superlink, SUPERLINK_PORT)
         address = str(place)
         files.check()
+        refuse_failed("--certs", check_certificate(files, place.bare_host))
         if not is_healthy(address, files.ca):
             raise ValueError(
                 f"--superlink: no SuperLink with a certificate of {files.ca} answers at {address}; start it with "
@@ -89,7 +100,7 @@ class Deployment:
         return cls(address=address, control=control, certs=files)
 
     def settings(self, config: str | None, sets: Sequence[str]) -> list[str]:
-        """``KEY=VALUE`` of the decoder's service and of the planner, for keys that neither file nor ``--set`` gives."""
+        """Return ``KEY=VALUE`` of decoder service and planner, for keys that neither file nor ``--set`` gives."""
         host = split_address("--superlink", self.address).host
         settings = {
             "decoder.bind": f"{host}:{DECODER_PORT}",
@@ -112,16 +123,11 @@ class Deployment:
         """Run a Flower app to its end; see :meth:`flower_app.launch.launcher.Launcher.launch`.
 
         The processes are the SuperLink's, so ``kept`` is of no use here; ``num_clusters`` is in the configuration.
-
-        Raises
-        ------
-        KeyboardInterrupt
-            On Ctrl-C, SIGTERM and SIGHUP, after the run was stopped.
         """
         order.logs.mkdir(exist_ok=True)
         home = order.flower / "home"
-        write_connection(home, self.control, self.certs.ca)
-        flwr = _Flwr(flower_environment(home), order.logs / "run.log")
+        write_connection(home, EDGE_CONNECTION, self.control, self.certs.ca)
+        flwr = _Flwr(without_proxies(flower_environment(home)), order.logs / RUN_LOG)
         run_id = ""
         try:
             with interruptible():
@@ -129,8 +135,16 @@ class Deployment:
                 outcome = _follow(flwr, run_id, order)
         except KeyboardInterrupt:
             try:
-                if run_id:
-                    _stop(flwr, run_id, order.run_dir)
+                if run_id and (refused := flwr.stop(run_id)):
+                    say(
+                        "warning: the SuperLink did not receive the request to stop the run, which may go on: "
+                        f"{refused}"
+                    )
+                elif run_id:
+                    # What the server app writes last must not fall into a resumed run.
+                    deadline = time.monotonic() + _STOPPED_S
+                    while read_summary(order.run_dir) is None and time.monotonic() < deadline:
+                        time.sleep(0.1)
             finally:
                 # It may have finished just before.
                 if (summary := read_summary(order.run_dir)) is None or summary.get("status") != FINISHED:
@@ -148,7 +162,8 @@ class _Flwr:
 
     def submit(self, app: Path, run_config: Path) -> str:
         """Start a run; returns its id."""
-        answer = self._json("run", str(app), EDGE_CONNECTION, "--run-config", str(run_config))
+        arguments = ("run", str(app), EDGE_CONNECTION, "--run-config", str(run_config))
+        answer = flwr_json(self.environment, _COMMAND_S, *arguments)
         if not answer.get("success"):
             raise ValueError(
                 f"--superlink: the SuperLink did not take the run: {answer.get('error-message') or answer}"
@@ -156,14 +171,14 @@ class _Flwr:
         return str(answer["run-id"])
 
     def ended(self, run_id: str) -> str:
-        """How a run has ended; empty while it goes on.
+        """Return the end status of a run; empty while it goes on.
 
         Raises
         ------
         ConnectionError
-            If nobody tells.
+            If the SuperLink does not answer.
         """
-        answer = self._json("ls", EDGE_CONNECTION, "--run-id", run_id)
+        answer = flwr_json(self.environment, _COMMAND_S, "ls", EDGE_CONNECTION, "--run-id", run_id)
         if not answer.get("runs"):
             raise ConnectionError(answer.get("error-message") or f"it answers {answer}")
         run = answer["runs"][0]
@@ -172,108 +187,65 @@ class _Flwr:
 
     def stop(self, run_id: str) -> str:
         """End a run; returns why it was not, or nothing."""
-        answer = self._json("stop", run_id, EDGE_CONNECTION)
+        answer = flwr_json(self.environment, _COMMAND_S, "stop", run_id, EDGE_CONNECTION)
         return "" if answer.get("success") else str(answer.get("error-message") or answer)
 
     def follow_log(self, run_id: str) -> subprocess.Popen[bytes]:
-        """Write what the run prints to the log; ends with the run."""
-        with self.log.open("wb") as file:
-            return subprocess.Popen(
-                [str(program_path("flwr")), "log", run_id, EDGE_CONNECTION, "--stream"],
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def _json(self, *arguments: str) -> dict[str, Any]:
-        try:
-            process = subprocess.run(
-                [str(program_path("flwr")), *arguments, "--format", "json"],
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_COMMAND_S,
-                start_new_session=True,
-            )
-        except subprocess.TimeoutExpired:
-            return {"error-message": f"flwr {arguments[0]}: no answer within {_COMMAND_S:g} s"}
-        # Notes for people may stand before the object.
-        json_text = re.search(r"^\{.*", process.stdout, re.DOTALL | re.MULTILINE)
-        try:
-            if json_text is None:
-                return {"error-message": (process.stdout + process.stderr).strip()}
-            return dict(json.loads(json_text[0]))
-        except ValueError:
-            return {"error-message": process.stdout.strip()}
+        """Write what the run prints, from its beginning, to the log; ends with the run."""
+        self.log.unlink(missing_ok=True)
+        return start_program("flwr", ["log", run_id, EDGE_CONNECTION, "--stream"], self.log, self.environment)
 
 
 def _follow(flwr: _Flwr, run_id: str, order: LaunchOrder) -> Outcome:
     """Poll until there is a summary, the SuperLink says that the run ended without one, or it stays silent."""
-    log, silent_since = flwr.follow_log(run_id), None
-    # It waits for the heartbeats of the server app twice as long as they come.
+    log = flwr.follow_log(run_id)
+    silent_since: float | None = None
+    # The SuperLink waits for the heartbeats of the server app twice as long as they come.
     pause = StoppedProcess("server app", "after about a minute the SuperLink ends the run", order.say)
+
+    def end() -> Outcome | None:
+        nonlocal log, silent_since
+        if reason := pause.reason(server_process(order.run_dir)):
+            return Outcome(FAILED, f"{reason}; {_how_to_go_on(order.run_dir)}")
+        if log.poll() is not None:
+            # The SuperLink was restarted, or the network was away for a moment.
+            try:
+                end_status = flwr.ended(run_id)
+            except ConnectionError as error:
+                if silent_since is None:
+                    silent_since = time.monotonic()
+                    say(f"warning: no contact with the SuperLink, trying again: {error}")
+                if time.monotonic() - silent_since > _WITHOUT_CONTACT_S:
+                    return Outcome(
+                        FAILED,
+                        f"the SuperLink has not answered for {_WITHOUT_CONTACT_S / 60:g} minutes: {error}; the run may "
+                        "go on without this command; start the SuperLink again (collapipe up edge-server), and if no "
+                        f"more rounds appear in {order.run_dir}, resume it: collapipe run --resume "
+                        f"{order.run_dir.name} --superlink ...",
+                    )
+                time.sleep(_RECONNECT_S)
+            else:
+                if end_status:
+                    return _last_words(flwr, order, end_status)
+                if silent_since is not None:
+                    say("the SuperLink answers again")
+                time.sleep(_RECONNECT_S)
+                log, silent_since = flwr.follow_log(run_id), None
+        time.sleep(order.poll_s)
+        return None
+
     try:
-        while True:
-            order.watch()
-            if outcome := order.outcome():
-                return outcome
-            if reason := pause.reason(server_process(order.run_dir)):
-                return Outcome(FAILED, f"{reason}; {_how_to_go_on(order.run_dir)}")
-            if log.poll() is not None:
-                # The SuperLink was restarted, or the network was away for a moment.
-                try:
-                    end_status = flwr.ended(run_id)
-                except ConnectionError as error:
-                    if silent_since is None:
-                        silent_since = time.monotonic()
-                        say(f"warning: no contact with the SuperLink, trying again: {error}")
-                    if time.monotonic() - silent_since > _WITHOUT_CONTACT_S:
-                        return _no_contact(order.run_dir, error)
-                    time.sleep(_RECONNECT_S)
-                else:
-                    if end_status:
-                        return _last_words(flwr, order, end_status)
-                    if silent_since is not None:
-                        say("the SuperLink answers again")
-                    time.sleep(_RECONNECT_S)
-                    log, silent_since = flwr.follow_log(run_id), None
-            time.sleep(order.poll_s)
+        return order.follow(end)
     finally:
-        _end(log)
-
-
-def _stop(flwr: _Flwr, run_id: str, run_dir: Path) -> None:
-    """End a run, and wait for the server app to hear of it: what it writes last must not fall into a resumed run."""
-    if refused := flwr.stop(run_id):
-        say(f"warning: the SuperLink did not receive the request to stop the run, which may go on: {refused}")
-        return
-    deadline = time.monotonic() + _STOPPED_S
-    while read_summary(run_dir) is None and time.monotonic() < deadline:
-        time.sleep(0.1)
-
-
-def _end(log: subprocess.Popen[bytes]) -> None:
-    log.terminate()
-    try:
-        log.wait(_STOP_S)
-    except subprocess.TimeoutExpired:
-        log.kill()
-
-
-def _no_contact(run_dir: Path, error: ConnectionError) -> Outcome:
-    return Outcome(
-        FAILED,
-        f"the SuperLink has not answered for {_WITHOUT_CONTACT_S / 60:g} minutes: {error}; the run may go on without "
-        f"this command; start the SuperLink again (collapipe up edge-server), and if no more rounds appear in "
-        f"{run_dir}, resume it: collapipe run --resume {run_dir.name} --superlink ...",
-    )
+        log.terminate()
+        try:
+            log.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            log.kill()
 
 
 def _how_to_go_on(run_dir: Path) -> str:
-    """What to do about a server app that stands still: it holds the run directory as long as it is there."""
+    """Return the remedy for a server app that stands still, and holds the run directory."""
     server = server_process(run_dir)
     end = f"`kill -KILL {server}` ends it, and then " if server else ""
     return f"{end}collapipe run --resume {run_dir.name} --superlink ... continues the run"
@@ -286,14 +258,65 @@ def _last_words(flwr: _Flwr, order: LaunchOrder, end_status: str) -> Outcome:
             f"the server app (process {server}) is stopped, and the SuperLink has ended its run ({end_status}); "
             + _how_to_go_on(order.run_dir),
         )
-    deadline = time.monotonic() + _LAST_WORDS_S
-    while time.monotonic() < deadline:
-        if outcome := order.outcome():
-            return outcome
-        time.sleep(0.1)
+    if outcome := order.last_outcome(_LAST_WORDS_S):
+        return outcome
     reason = last_error(flwr.log) or f"see {flwr.log}"
     return Outcome(
         FAILED,
         f"the run ended ({end_status}) without a result in {order.run_dir}: {reason}; run the command on the edge "
         "server itself: the run's results are written there",
     )
+
+
+class NamedConnection(NamedTuple):
+    """SuperLink by its name in Flower's configuration: ``[superlink.NAME]`` of ``~/.flwr/config.toml``.
+
+    Its ``address`` is where runs are started (``flwr run . NAME`` uses the same), its ``root-certificates`` the
+    ``ca.pem`` of the edge server's folder. The certificate beside it names the host that the control units reach.
+    """
+
+    address: HostPort
+    """Address that the control units reach."""
+    control: str
+    """``host:port`` at which runs are started."""
+    certs: ServerFiles
+
+
+def named_connection(name: str) -> NamedConnection | None:
+    """Look a name up in Flower's configuration; None where it is a host.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        For a connection that lacks something, or a word that is nearly the name of one.
+    """
+    file = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr") / "config.toml"
+    connections = _connections(file)
+    if name not in connections:
+        if ":" not in name and "." not in name and (near := did_you_mean(name, connections)):
+            raise ValueError(f"--superlink: {file} has no connection {name!r}, found {', '.join(connections)}{near}")
+        return None
+    key, connection = f"[superlink.{name}] of {file}", connections[name]
+    certificate = connection.get("root-certificates")
+    if not isinstance(connection.get("address"), str) or not isinstance(certificate, str):
+        raise ValueError(
+            f"--superlink: {key}: expected address and root-certificates, found {', '.join(connection) or 'nothing'}; "
+            "a simulation needs no --superlink"
+        )
+    certs = ServerFiles((file.parent / certificate).expanduser().resolve().parent)
+    certs.check()
+    control = split_address(key, connection["address"])
+    hosts = certificate_hosts(read_certificate(certs.certificate))
+    # Unless --control-port says otherwise, control is on the port after that of the SuperNodes.
+    host = next((host for host in hosts if host not in _LOCAL), next(iter(hosts), control.host))
+    return NamedConnection(HostPort(host, control.port - 1), str(control), certs)
+
+
+def _connections(file: Path) -> dict[str, dict[str, Any]]:
+    try:
+        connections = toml_table(file.read_text(encoding="utf-8")).get("superlink", {})
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ValueError(f"--superlink: {file}: expected TOML: {error}") from error
+    return {name: value for name, value in connections.items() if isinstance(value, dict)}

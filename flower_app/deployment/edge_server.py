@@ -1,25 +1,29 @@
-"""``collapipe up edge-server``: the SuperLink, and who may connect to it."""
+"""``collapipe up edge-server``: the SuperLink on the loopback, its proxy, and the SuperNodes that may connect."""
 
 from __future__ import annotations
 
-import ssl
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from client_pipeline.link.hosts import split_address
+from client_pipeline.link.hosts import check_ipv4_host, split_address
+from flower_app.deployment.certificate_checks import check_certificate
 from flower_app.deployment.credentials import ServerFiles
-from flower_app.deployment.metrics_door import metrics_address, metrics_ports, metrics_token
+from flower_app.deployment.findings import refuse_failed
+from flower_app.deployment.machine_checks import NeededPort, refuse_taken_ports
+from flower_app.deployment.metrics_door import metrics_address, metrics_ports, open_metrics
 from flower_app.deployment.programs import Program, run_programs
-from flower_app.deployment.taken_ports import NeededPort, refuse_taken_ports
-from flower_app.launch.superlink import flower_environment
+from flower_app.deployment.sole_start import sole_start
+from flower_app.launch.inherited_environment import without_proxies
+from flower_app.launch.processes import MARK
+from flower_app.launch.superlink import flower_environment, is_healthy, program_path, write_connection
 
 SUPERLINK_PORT = 9092
+REPLY_MB = 4096
+TASK_POLL = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
+"""Interval at which Flower's SuperExec asks for work [s]; its default is one second."""
 CONTROL_HOST = "127.0.0.1"
 """Runs and the register of SuperNodes are controlled from the edge server's own machine."""
 EDGE_CONNECTION = "edge-server"
@@ -36,23 +40,28 @@ class EdgeServer:
     state: Path
     """Folder of the SuperLink's database."""
     port: int = SUPERLINK_PORT
-    """That the SuperNodes reach."""
+    """Port that the SuperNodes reach."""
     control_port: int = 0
-    """On the loopback, for runs and the register of SuperNodes; 0: the one after ``port``."""
+    """Port on the loopback for runs and the register of SuperNodes; 0: the one after ``port``."""
     companions: Sequence[Program] = ()
-    """What else runs here once the SuperLink is up."""
+    """Programs that run here once the SuperLink is up."""
     companion_ports: Sequence[NeededPort] = ()
-    """Where they listen."""
+    """Ports of the companions."""
     metrics: str = ""
     """``PORT`` of the loopback, or ``HOST:PORT``, where Prometheus asks; empty: nowhere."""
     runs: Path = Path("runs")
-    """Folder of the runs, the newest of which the metrics are of."""
+    """Folder of the runs; the metrics show the newest."""
+    reply_mb: int = REPLY_MB
+    """Most that a SuperNode may push for one order [MB]."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.port <= 65535:
             raise ValueError(f"--port: expected 1 to 65535, found {self.port}")
+        check_ipv4_host("--host", self.host)
         control_address(self.port, self.control_port)
         metrics_address(self.metrics)
+        if self.reply_mb < 1:
+            raise ValueError(f"--reply-mb: expected at least 1, found {self.reply_mb}")
 
     @property
     def address(self) -> str:
@@ -64,10 +73,10 @@ class EdgeServer:
         """``host:port`` on this machine that runs are started at."""
         return control_address(self.port, self.control_port)
 
-    def command(self) -> list[str]:
-        """The SuperLink's command line."""
+    def superlink_command(self) -> list[str]:
+        """Return the SuperLink's command line."""
         return [
-            *(sys.executable, "-P", "-m", "flower_app.deployment.superlink_program", self.address),
+            str(program_path("flower-superlink")),
             *("--host", CONTROL_HOST, "--port", str(split_address("control", self.control).port)),
             *("--ssl-certfile", str(self.certs.certificate.resolve())),
             *("--ssl-keyfile", str(self.certs.key.resolve())),
@@ -76,45 +85,58 @@ class EdgeServer:
             *("--database", str((self.state / "superlink.db").resolve())),
         ]
 
+    def proxy_command(self) -> list[str]:
+        """Return the proxy's command line."""
+        files = (self.certs.certificate, self.certs.key, self.certs.ca)
+        return [
+            *(sys.executable, "-P", "-m", "flower_app.deployment.fleet_proxy", self.address, self.control),
+            *(str(path.resolve()) for path in files),
+            str(self.reply_mb),
+        ]
+
     def up(self, say: Callable[[str], None]) -> int:
         """Run until told to end; returns the exit code."""
         self.certs.check()
         host, port = split_address("--host", self.address)
         control = split_address("control", self.control)
-        refuse_taken_ports(
-            [
-                NeededPort("--port", host, port, "for SuperNodes"),
-                NeededPort("--control-port", control.host, control.port, "for runs"),
-                *self.companion_ports,
-                *metrics_ports(metrics_address(self.metrics), has_certificate=True),
-            ]
-        )
+        refuse_failed("--certs", check_certificate(self.certs, self.host))
         home = self.state.resolve() / "flower"
-        write_connection(home, self.control, self.certs.ca)
         environment = flower_environment(home)
         superlink = Program(
-            name=f"SuperLink at {self.address}",
-            command=self.command(),
-            answers=lambda: is_healthy(self.address, self.certs.ca) and is_healthy(self.control, self.certs.ca),
+            name=f"SuperLink for runs at {self.control}",
+            command=self.superlink_command(),
+            environment=TASK_POLL,
+            answers=lambda: is_healthy(self.control, self.certs.ca),
             then=lambda: register_supernodes(self.control, self.certs, environment, say),
         )
-        with self._metrics(say):
-            return run_programs([superlink, *self.companions], environment, self.state.resolve() / "work", say)
+        proxy = Program(
+            name=f"SuperLink at {self.address}",
+            command=self.proxy_command(),
+            answers=lambda: is_healthy(self.address, self.certs.ca),
+        )
+        programs = [superlink, proxy, *self.companions]
+        with sole_start(self.state, environment[MARK]):
+            refuse_taken_ports(
+                [
+                    NeededPort("--port", host, port, "for SuperNodes"),
+                    NeededPort("--control-port", control.host, control.port, "for runs"),
+                    *self.companion_ports,
+                    *metrics_ports(metrics_address(self.metrics), has_certificate=True),
+                ]
+            )
+            write_connection(home, EDGE_CONNECTION, self.control, self.certs.ca)
 
-    def _metrics(self, say: Callable[[str], None]) -> AbstractContextManager[None]:
-        if (address := metrics_address(self.metrics)) is None:
-            return nullcontext()
-        # Not above: most edge servers serve none, and these stay in memory as long as the machine runs.
-        from flower_app.watch.metrics_server import served_metrics
-        from flower_app.watch.run_metrics import NewestRun
-        from flower_app.watch.serving import ServerCertificate
+            def metrics() -> Callable[[], str]:
+                from flower_app.watch.run_metrics import NewestRun
 
-        tls = ServerCertificate(self.certs.certificate, self.certs.key)
-        return served_metrics(address, NewestRun(self.runs).text, metrics_token(self.state), tls, say)
+                return NewestRun(self.runs).text
+
+            with open_metrics(self.metrics, metrics, self.state, (self.certs.certificate, self.certs.key), say):
+                return run_programs(programs, environment, self.state.resolve() / "work", say)
 
 
 def control_address(port: int, control_port: int = 0) -> str:
-    """``host:port`` of the SuperLink's control, on its own machine.
+    """Return ``host:port`` of the SuperLink's control, on its own machine.
 
     Parameters
     ----------
@@ -132,31 +154,6 @@ def control_address(port: int, control_port: int = 0) -> str:
     return f"{CONTROL_HOST}:{chosen}"
 
 
-def write_connection(home: Path, address: str, ca: Path) -> None:
-    """Tell Flower's commands where the SuperLink is."""
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "{EDGE_CONNECTION}"\n\n'
-        f'[superlink.{EDGE_CONNECTION}]\naddress = "{address}"\nroot-certificates = "{ca.resolve()}"\n',
-        encoding="utf-8",
-    )
-
-
-def opener_for(ca: Path) -> urllib.request.OpenerDirector:
-    """Open HTTPS to a server whose certificate our authority signed, past any proxy for the outer world."""
-    context = ssl.create_default_context(cafile=str(ca))
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
-
-
-def is_healthy(address: str, ca: Path) -> bool:
-    """Whether the SuperLink answers."""
-    try:
-        with opener_for(ca).open(f"https://{address}/health", timeout=2.0):
-            return True
-    except (OSError, urllib.error.URLError):
-        return False
-
-
 def register_supernodes(
     control: str, certs: ServerFiles, environment: Mapping[str, str], say: Callable[[str], None]
 ) -> None:
@@ -172,7 +169,7 @@ def register_supernodes(
     program = [sys.executable, "-P", "-m", "flower_app.deployment.supernodes"]
     process = subprocess.run(
         [*program, control, str(certs.ca.resolve()), str(certs.folder.resolve())],
-        env=dict(environment),
+        env=without_proxies(environment),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -1,8 +1,8 @@
-"""What ``collapipe doctor`` finds: one line a check, and what to do where something is wrong."""
+"""Findings of ``collapipe doctor``: one line a check, and the remedy where something is wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -19,26 +19,30 @@ class Finding:
     remedy: str = ""
 
     def __str__(self) -> str:
-        """One line, and the remedy on another."""
+        """Return one line, and the remedy on another."""
         return f"{self.status:<8}{self.check}: {self.found}" + (f"\n        -> {self.remedy}" if self.remedy else "")
 
 
-Check = Callable[[], Iterator[Finding]]
-
-
 def ok(check: str, found: str) -> Finding:
-    """All is well."""
+    """Return the finding of a check that passed."""
     return Finding(check, "ok", found)
 
 
 def warning(check: str, found: str, remedy: str) -> Finding:
-    """It works for now."""
+    """Return the finding of a check that passes for now."""
     return Finding(check, "warning", found, remedy)
 
 
 def failure(check: str, found: str, remedy: str) -> Finding:
-    """It cannot work."""
+    """Return the finding of a check that failed."""
     return Finding(check, "failed", found, remedy)
+
+
+def refuse_failed(key: str, findings: Iterable[Finding]) -> None:
+    """Refuse to start a machine of which a check failed."""
+    for finding in findings:
+        if finding.status == "failed":
+            raise ValueError(f"{key}: {finding.found}; {finding.remedy}")
 
 
 @dataclass(frozen=True)
@@ -50,9 +54,9 @@ class Diagnosis:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed."""
+        """True if no check failed."""
         return all(finding.status != "failed" for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         return {"role": self.role, "passed": self.passed, "findings": [asdict(f) for f in self.findings]}

@@ -1,4 +1,4 @@
-"""Checks of what a machine's programs need: packages, memory, ports, data."""
+"""Checks of a machine: packages, memory, ports, data."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import shutil
 import socket
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from client_pipeline.runtime.machine import available_memory
+from client_pipeline.counted import counted
+from client_pipeline.runtime.ray.machine import available_memory
 from flower_app.deployment.findings import Finding, failure, ok, warning
 from flower_app.launch.app_folder import project_file
 
@@ -65,7 +67,7 @@ def _installed(name: str) -> str:
 def check_accelerator() -> Iterator[Finding]:
     """Say what ``runtime.accelerator`` may name on this machine, whose parts compute on the processor without it."""
     try:
-        from client_pipeline.runtime.accelerator import accelerators_here
+        from client_pipeline.runtime.stage.accelerator import accelerators_here
     except ImportError:
         return  # without torch nothing runs, which the check of the versions says
     descriptions = [f"{name} with {free / 1e9:.1f} GB free" for name, free in accelerators_here().items()]
@@ -119,6 +121,26 @@ def check_port(check: str, host: str, port: int, purpose: str) -> Iterator[Findi
         yield ok(check, f"port {port} of {host}, {purpose}, is free")
 
 
+class NeededPort(NamedTuple):
+    """Address at which a program of this machine is going to listen."""
+
+    option: str
+    """Option of the command line that moves it."""
+    host: str
+    port: int
+    purpose: str
+
+
+def refuse_taken_ports(ports: Sequence[NeededPort]) -> None:
+    """Refuse to start where a program cannot listen."""
+    for option, host, port, purpose in ports:
+        for finding in check_port("port", host, port, purpose):
+            if finding.status == "failed":
+                # An address of another machine is --host's mistake, except where the option names its own host.
+                is_host = "is no address" in finding.found and option not in ("--metrics", "--serve")
+                raise ValueError(f"{'--host' if is_host else option}: {finding.found}; {finding.remedy}")
+
+
 def check_ports(host: str, ports: Mapping[str, int]) -> Iterator[Finding]:
     """Check that this machine can listen on all of them; one line if so."""
     bad = [f for name, port in ports.items() for f in check_port("ports", host, port, name) if f.status == "failed"]
@@ -149,4 +171,4 @@ def check_data(folder: str) -> Iterator[Finding]:
             "data", f"{path} is empty", "put the cluster's text there, under the names of the run's data keys"
         )
     else:
-        yield ok("data", f"{path} holds {sum(1 for _ in path.iterdir())} files")
+        yield ok("data", f"{path} holds {counted(sum(1 for _ in path.iterdir()), 'file')}")

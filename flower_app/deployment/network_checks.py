@@ -1,12 +1,11 @@
-"""Checks of the programs that run, here and on the other machines: that they answer, are who they should be, agree."""
+"""Checks of running programs on this and other machines: answers, certificates, clocks, releases."""
 
 from __future__ import annotations
 
 import email.utils
-import http.client
+import http
 import json
 import ssl
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -14,20 +13,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from client_pipeline.link.hosts import is_loopback, split_address
+from client_pipeline.link.hosts import split_address
 from flower_app.deployment.control_unit_box import RUNTIME_HOST
-from flower_app.deployment.credentials import ClusterFiles
-from flower_app.deployment.edge_server import opener_for
+from flower_app.deployment.credentials import DeviceFiles
 from flower_app.deployment.findings import Finding, failure, ok, warning
 from flower_app.deployment.head_check import check_head
 from flower_app.deployment.programs import listens
-from flower_app.deployment.ray_node import own_tls
+from flower_app.deployment.ray_node import node_tls
+from flower_app.launch.superlink import is_healthy, opener_for
 
 SKEW_S = 5.0
 """Flower refuses a SuperNode whose clock is further ahead."""
 _TIMEOUT_S = 5.0
 _STAYS_S = 3.0
-"""How long a SuperNode must answer: one that the server refuses does so while it asks, too."""
+"""Time for which a SuperNode must answer: one that the server refuses answers for a moment, too [s]."""
 
 
 def check_superlink(address: str, ca: Path) -> Iterator[Finding]:
@@ -37,7 +36,7 @@ def check_superlink(address: str, ca: Path) -> Iterator[Finding]:
         yield failure(
             "superlink",
             f"nobody answers at {address}",
-            "start it there (collapipe up edge-server), check --server, and let this port through the firewall",
+            "start it there (collapipe up edge-server), and let this port through the firewall",
         )
         return
     try:
@@ -61,19 +60,17 @@ def _refused(address: str, ca: Path, error: Exception) -> Finding:
         )
     verify_message = reason.verify_message
     if "expired" in verify_message:
-        remedy = "run collapipe certs --renew, copy server/ to the edge server, and start it again"
+        remedy = "start the edge server again: collapipe up edge-server --name HOST renews its certificate"
     elif "mismatch" in verify_message or "not valid for" in verify_message:
         host = split_address("superlink", address).host
-        remedy = f"run collapipe certs --renew --server {host}, or give --server a name that its certificate has"
+        remedy = f"start the edge server by this name: collapipe up edge-server --name {host}"
     else:
-        remedy = (
-            f"copy folders of the same collapipe certs to the server and this machine: {ca} is of another authority"
-        )
+        remedy = f"let this box join that edge server: collapipe join CODE; {ca} is of another authority"
     return failure("superlink", f"{address}: its certificate is refused: {verify_message}", remedy)
 
 
 def _control(address: str, ca: Path) -> Finding:
-    """Whether the port for SuperNodes is for them alone."""
+    """Check that the port for SuperNodes answers nobody else."""
     question = urllib.request.Request(f"https://{address}/v1/control/list-runs", data=b"", method="POST")
     try:
         with opener_for(ca).open(question, timeout=_TIMEOUT_S) as answer:
@@ -110,7 +107,7 @@ def _clock(address: str, date: str) -> Finding:
 def check_supernode(port: int) -> Iterator[Finding]:
     """Check that this machine's SuperNode answers, and stays: one that the server refuses ends, and starts again."""
     deadline = time.monotonic() + _STAYS_S
-    while _is_healthy(RUNTIME_HOST, port):
+    while is_healthy(f"{RUNTIME_HOST}:{port}"):
         if time.monotonic() > deadline:
             yield ok("supernode", f"it answers at {RUNTIME_HOST}:{port}")
             return
@@ -118,24 +115,13 @@ def check_supernode(port: int) -> Iterator[Finding]:
     yield failure(
         "supernode",
         f"the SuperNode is not running: nothing stays up at {RUNTIME_HOST}:{port}",
-        "is its key on the server (server/supernodes, read when collapipe up edge-server starts)? see the "
-        "output of collapipe up cu; a SuperNode that has just started needs a moment",
+        "look whether collapipe boxes shows this box as approved, and read the output of collapipe join; a SuperNode "
+        "that has just started needs a moment",
     )
 
 
-def _is_healthy(host: str, port: int) -> bool:
-    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == http.HTTPStatus.OK
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-
-
 def check_ray(
-    address: str, files: ClusterFiles, host: str, devices: int | None = None, *, is_head: bool = False
+    address: str, files: DeviceFiles, host: str, devices: int | None = None, *, is_head: bool = False
 ) -> Iterator[Finding]:
     """Check that the cluster's Ray answers, in our versions and with our secret, and that its devices can work.
 
@@ -147,57 +133,44 @@ def check_ray(
     devices : how many must have joined; None: as many as there are
     is_head : whether a node of this Ray runs on this machine
     """
-    from client_pipeline.runtime.ray_probe import probe
+    from client_pipeline.runtime.control_unit.ray_probe import probe
 
     place = split_address("ray", address)
     if not listens(place.bare_host, place.port, _TIMEOUT_S):
         yield failure(
             "ray",
             f"no Ray head answers at {address}",
-            "start the control unit (collapipe up cu), check --cu, and let its ports through the firewall",
+            "start the control unit (collapipe join on its machine), and let its ports through the firewall",
         )
         return
     own_host = host if is_head else ""
-    with tempfile.TemporaryDirectory(prefix="collapipe-tls-") as temp:
-        try:
-            tls = own_tls(files, host, Path(temp))
-            check_head(place, tls)
-        except (OSError, ValueError) as error:
-            reason, _, remedy = str(error).partition("; ")
-            yield failure("encryption", reason, remedy or "copy the whole folder that collapipe certs made")
-            return
-        yield _encryption(files, host)
-        answer_of_ray = probe(address, own_host, files.ray_token if files.ray_token.is_file() else None, tls)
+    tls = node_tls(files, host)
+    try:
+        check_head(place, tls)
+    except (OSError, ValueError) as error:
+        reason, _, remedy = str(error).partition("; ")
+        yield failure("encryption", reason, remedy or files.remedy)
+        return
+    if tls is None:
+        yield ok("encryption", "the cluster is on the loopback of one machine: nobody else can listen")
+    else:
+        yield ok("encryption", "the machines of the cluster speak TLS, by an authority of their own")
+    answer_of_ray = probe(address, own_host, files.ray_token if files.ray_token.is_file() else None, tls)
     if "error" in answer_of_ray:
-        yield _no_ray(address, str(answer_of_ray["error"]))
+        why = str(answer_of_ray["error"])
+        if "uthenticat" in why or "token" in why.lower():
+            reason, remedy = (
+                f"the Ray at {address} refuses this machine's secret: {why}",
+                "let this box join again: collapipe join CODE",
+            )
+        else:
+            reason = f"the program that listens at {address} is not a Ray of this release: {why}"
+            remedy = "look who listens there"
+        yield failure("ray", reason, remedy)
         return
     yield from _versions(address, answer_of_ray)
     if own_host:
         yield from _devices(answer_of_ray, devices)
-
-
-def _encryption(files: ClusterFiles, host: str) -> Finding:
-    if is_loopback(host):
-        return ok("encryption", "the cluster is on the loopback of one machine: nobody else can listen")
-    if not files.cluster_ca.is_file():
-        return warning(
-            "encryption",
-            f"no {files.cluster_ca}: within the cluster everything travels in plain text",
-            "run collapipe certs where the authority is, and copy the folders anew to all machines of the cluster",
-        )
-    return ok("encryption", "the machines of the cluster speak TLS, by an authority of their own")
-
-
-def _no_ray(address: str, error: str) -> Finding:
-    if "uthenticat" in error or "token" in error.lower():
-        return failure(
-            "ray",
-            f"the Ray at {address} refuses this machine's secret: {error}",
-            "copy ray-token of the cluster's folder (devices-N, cu-N) to this machine again",
-        )
-    return failure(
-        "ray", f"the program that listens at {address} is not a Ray of this release: {error}", "look who listens there"
-    )
 
 
 def _versions(address: str, answer_of_ray: Mapping[str, Any]) -> Iterator[Finding]:
@@ -221,17 +194,18 @@ def _versions(address: str, answer_of_ray: Mapping[str, Any]) -> Iterator[Findin
 
 
 def _devices(answer_of_ray: Mapping[str, Any], num_expected: int | None) -> Iterator[Finding]:
-    from client_pipeline.runtime.device_nodes import code_digest
+    from client_pipeline.runtime.devices.device_nodes import MOVED, NOBODY_THERE, code_digest
 
     host_by_device: dict[int, str] = {int(k): str(v) for k, v in answer_of_ray["devices"].items()}
     missing = sorted(set(range(num_expected or 0)) - host_by_device.keys())
     if missing or not host_by_device:
         who = f"device {', '.join(map(str, missing))} has not joined" if missing else "no device has joined"
-        yield failure("devices", who, "start it on its machine: collapipe up device")
+        yield failure("devices", who, "start it on its machine: collapipe join --state FOLDER")
     for device, answer in sorted((int(k), v) for k, v in answer_of_ray["software"].items()):
         location = f"device {device} at {host_by_device[device]}"
         if isinstance(answer, str):
-            yield failure("devices", f"{location} cannot run CollaPipe: {answer}", "install the same release there")
+            remedy = MOVED if answer.startswith(NOBODY_THERE) else "install the same release there"
+            yield failure("devices", f"{location} cannot run CollaPipe: {answer}", remedy)
         elif answer["code"] != code_digest():
             yield failure("devices", f"{location} has another release: {json.dumps(answer)}", "install the same there")
         else:

@@ -1,4 +1,4 @@
-"""One machine's node of its cluster's Ray: the command that starts it, and the ports that it takes."""
+"""Ray node of one machine: its command, ports, secret and certificate."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ import contextlib
 import json
 import os
 import shutil
-import sys
-import tempfile
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from client_pipeline.link.hosts import is_loopback
-from client_pipeline.runtime.node_tls import NodeTls
-from client_pipeline.runtime.private_ray import read_settings, without_secrets
+from client_pipeline.link.hosts import is_loopback, split_address
+from client_pipeline.runtime.ray.placement import NODE_CPUS
+from client_pipeline.runtime.ray.private_ray import prepare_private_ray, without_secrets
+from client_pipeline.runtime.stage.memory import ONE_HEAP
+from client_pipeline.runtime.transport.node_tls import NodeTls
 from client_pipeline.system.devices import device_resource
-from flower_app.deployment.cluster_authority import forget_node_key, node_tls
-from flower_app.deployment.credentials import ClusterFiles
-from flower_app.deployment.programs import Program, run_programs
-from flower_app.deployment.taken_ports import NeededPort
-from flower_app.launch.ray_folders import short_folder
+from flower_app.deployment.credentials import DeviceFiles
+from flower_app.deployment.machine_checks import NeededPort
+from flower_app.deployment.programs import Program, listens, run_programs
 
 FIRST_PORT = 6379
-SLOW_S = 300.0
+_SLOW_S = 300.0
 """Ray gives itself half a minute to start; slow machines need another attempt [s]."""
 PORTS = 120
 """Ports of a node, from its first: the head's own, six services, and the workers' from the twentieth on."""
@@ -35,12 +34,14 @@ _SERVICES = (
     "dashboard-agent-listen-port",
     "metrics-export-port",
 )
+_RAY_CLIENT = "ray-client-server-port"
+"""Ray Client's server comes with every head. It takes callers with the cluster's secret and certificate alone."""
 _WORKERS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayNode:
-    """What ``ray start`` is told."""
+    """Options of ``ray start``."""
 
     host: str
     """Address of this machine that the others of the cluster reach."""
@@ -65,8 +66,9 @@ class RayNode:
     @property
     def services(self) -> Mapping[str, int]:
         """Port of each service, by the name of Ray's option."""
+        names = _SERVICES if self.head else (*_SERVICES, _RAY_CLIENT)
         head_services = {} if self.head else {"port": self.first_port}
-        return head_services | {name: self.first_port + 1 + i for i, name in enumerate(_SERVICES)}
+        return head_services | {name: self.first_port + 1 + i for i, name in enumerate(names)}
 
     def needed_ports(self) -> list[NeededPort]:
         """The ports of its services; the head's own first."""
@@ -82,25 +84,64 @@ class RayNode:
         ports = [text for name, port in self.services.items() for text in (f"--{name}", str(port))]
         resources = json.dumps({device_resource(k): 1 for k in self.devices})
         return [
-            *(sys.executable, "-P", "-m", "client_pipeline.runtime.ray_program"),
+            os.path.join(sysconfig.get_path("scripts"), "ray"),
             "start",
             *head_options,
             *ports,
             *("--min-worker-port", str(self.first_port + _WORKERS)),
             *("--max-worker-port", str(self.first_port + PORTS - 1)),
             *("--node-ip-address", self.host),
-            # Actors of ours ask for places, not for processors.
-            *("--num-cpus", "1"),
+            *("--num-cpus", str(NODE_CPUS)),
             *("--object-store-memory", str(self.object_store_mb * 1_000_000)),
             *("--resources", resources),
             *("--temp-dir", str(self.temp)),
             *("--include-log-monitor", "false", "--disable-usage-stats", "--log-color", "false", "--block"),
         ]
 
+    def program(self, name: str) -> Program:
+        """Return the node as a program that a machine runs."""
+        listening = self.services["node-manager-port"] if self.head else self.first_port
+        return Program(
+            name=name,
+            command=self.command(),
+            answers=lambda: listens(self.host, listening),
+            again_s=_SLOW_S,
+            # Ray's advice holds for other clusters than these.
+            log=self.temp / "ray.log",
+        )
 
-def ray_folder() -> Path:
-    """A new folder for a node's sockets and logs."""
-    return Path(tempfile.mkdtemp(prefix="collapipe-", dir=short_folder()))
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterBox:
+    """Machine of a cluster: options that a control unit and a device share."""
+
+    host: str
+    """Address of this machine that the others of the cluster reach."""
+    certs: DeviceFiles
+    state: Path
+    """Folder of what survives a restart."""
+    devices: Sequence[int] = ()
+    """Numbers of the devices that this machine is, within its cluster."""
+    ray_port: int = FIRST_PORT
+    object_store_mb: int = 512
+    until: Callable[[], str] = lambda: ""
+    """Reason to end the programs; empty as long as there is none."""
+
+    @property
+    def head(self) -> str:
+        """``host:port`` of the control unit's Ray; empty: this machine has it."""
+        return ""
+
+    def ray_node(self, temp: Path) -> RayNode:
+        """Return the machine's node of its cluster's Ray."""
+        return RayNode(
+            host=self.host,
+            head=self.head,
+            devices=self.devices,
+            first_port=self.ray_port,
+            object_store_mb=self.object_store_mb,
+            temp=temp,
+        )
 
 
 def run_node(
@@ -114,9 +155,8 @@ def run_node(
     """Run programs of which one is a node in ``temp``; its logs stay if something went wrong."""
     code = 1
     try:
-        code = run_programs(programs, environment, work, say, [temp], until)
+        code = run_programs(programs, environment, work, say, until)
     finally:
-        forget_node_key(temp)
         if code:
             say(f"logs of Ray: {temp}")
         else:
@@ -125,50 +165,50 @@ def run_node(
 
 
 def ray_environment(environment: Mapping[str, str], token: Path, tls: NodeTls | None = None) -> dict[str, str]:
-    """Add the secret without which no process may speak to the cluster's Ray, and how it is encrypted."""
+    """Add the secret of the cluster's Ray, and the certificate that encrypts its connections."""
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token.resolve())}
-    return {**without_secrets(environment), **secret, **(tls.environment() if tls else {})}
+    return {**ONE_HEAP, **without_secrets(environment), **secret, **(tls.environment() if tls else {})}
 
 
 @contextlib.contextmanager
-def cluster_access(files: ClusterFiles, host: str) -> Iterator[None]:
-    """Let this process speak to a cluster's Ray.
+def ray_access(address: str, certs: Path | None) -> Iterator[None]:
+    """Prepare this process, which has not imported Ray, for the Ray that it starts or speaks to.
 
     Parameters
     ----------
-    files : the machine's folder
-    host : address of this machine that the cluster's others reach
+    address : ``host:port`` of a cluster's Ray; empty: a private one of this process
+    certs : this machine's folder of a deployment, with the cluster's secret; None: the cluster has none
     """
+    if not address:
+        prepare_private_ray()
+    with contextlib.ExitStack() as access:
+        if certs is not None and ":" in address:
+            # The control unit's own machine measures: its Ray is the head.
+            host = split_address("--address", address).bare_host
+            access.enter_context(cluster_access(DeviceFiles(certs), host))
+        yield
+
+
+@contextlib.contextmanager
+def cluster_access(files: DeviceFiles, host: str) -> Iterator[None]:
+    """Let this process speak to a cluster's Ray, which it has not imported yet."""
     files.check()
     previous_environment = dict(os.environ)
-    with tempfile.TemporaryDirectory(prefix="collapipe-tls-") as temp:
-        try:
-            os.environ.update(ray_environment({}, files.ray_token, own_tls(files, host, Path(temp))))
-            read_settings()
-            yield
-        finally:
-            os.environ.clear()
-            os.environ.update(previous_environment)
-            read_settings()
+    try:
+        environment = ray_environment(os.environ, files.ray_token, node_tls(files, host))
+        os.environ.clear()
+        os.environ.update(environment)
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(previous_environment)
 
 
-def own_tls(files: ClusterFiles, host: str, temp: Path) -> NodeTls | None:
-    """A machine's certificate, as :func:`node_tls` has it; None on the loopback, where nobody else can listen.
+def node_tls(files: DeviceFiles, host: str) -> NodeTls | None:
+    """Return a machine's certificate within its cluster; None on the loopback, where nobody else can listen.
 
-    Ray puts the machine's outer address in the loopback's place, for which the certificate would not be.
+    Ray replaces the loopback's address by the machine's outer one, for which the certificate would not be.
     """
-    return None if is_loopback(host) else node_tls(files, host, temp)
-
-
-def tell_plain_text(files: ClusterFiles, say: Callable[[str], None]) -> None:
-    """Warn of a cluster whose machines cannot encrypt."""
-    if not files.cluster_ca.is_file():
-        say(
-            f"warning: no {files.cluster_ca}: within the cluster everything travels in plain text; collapipe certs "
-            "makes what is missing, for all machines of the cluster"
-        )
-
-
-def past_proxies(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
-    """No proxy for the outer world stands between the machines of a deployment."""
-    return {**environment, **{name: ",".join((environment[name], *hosts)) for name in ("no_proxy", "NO_PROXY")}}
+    if is_loopback(host):
+        return None
+    return NodeTls(certificate=files.node_certificate, key=files.key, authority=files.cluster_ca, host=host.strip("[]"))

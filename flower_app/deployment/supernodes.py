@@ -43,11 +43,6 @@ def _public_key(line: str, path: Path) -> bytes:
 def align_register(client: Any, keys: Mapping[str, bytes]) -> list[str]:
     """Register the keys that the SuperLink does not know, and unregister all others.
 
-    Parameters
-    ----------
-    client : Flower's client of the Control API
-    keys : public key (PEM) by name
-
     Returns
     -------
     What was done, one line for each SuperNode.
@@ -83,8 +78,8 @@ def _register(client: Any, name: str, request: Any) -> None:
     except httpx.HTTPStatusError as error:
         reason = error.response.text
         raise ValueError(
-            f"{name}: the SuperLink does not take its key: {reason}; if it was removed before, give {name} another: "
-            "collapipe revoke, then collapipe certs"
+            f"{name}: the SuperLink does not take its key: {reason}; if it was removed before, let {name} join again: "
+            "collapipe revoke, then collapipe join CODE"
         ) from error
 
 

@@ -1,1 +1,1 @@
-"""``collapipe init``: from somebody's files to a configuration that says what was guessed, and why."""
+"""``collapipe init``: a configuration for a user's files, with each guess and its reason."""

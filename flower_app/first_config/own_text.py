@@ -1,4 +1,4 @@
-"""Somebody's text, read as it is: which files make which split, and what their columns hold."""
+"""A user's text as it is: the files of each split, and their columns."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from flower_app.config.sources import expanded_path
+from flower_app.tasks.cells import read_cells
 from flower_app.tasks.corpus import DataConfig
-from flower_app.tasks.tables import read_cells, read_hub, read_table_rows
-from flower_app.tasks.tagging import read_conll
-from flower_app.tasks.texts import lines
+from flower_app.tasks.tables import TABLES, Table, columns_of, is_missing, read_columns, read_hub
+from flower_app.tasks.tagging import CONLL, read_conll
+from flower_app.tasks.texts import ending, lines, matching_files, shards
 
-TABLE_ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
-_TAGGED_ENDINGS = (".conll", ".bio")
+_TAGGED = tuple(name for name in CONLL if name != ".txt")
 _SPLITS = {"train": "train", "validation": "validation|valid|dev|val", "test": "test|eval"}
 """Split -> words in the names of its files."""
+_CHANCE = 9
+"""Lines of a text that may be alike by chance."""
 
 Columns = dict[str, list[Any]]
 """Name of each column -> its values; numbers as names where a table has no header."""
@@ -25,7 +27,7 @@ Columns = dict[str, list[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class OwnText:
-    """What was found."""
+    """Files and columns of a user's text."""
 
     kind: str
     """``table``, ``tagged``, ``parallel``, ``plain`` or ``hub``."""
@@ -34,10 +36,24 @@ class OwnText:
     columns: dict[str, Columns]
     """Split -> its columns; ``train`` is there."""
     header: bool = True
-    """Whether the columns have names."""
+    """The columns have names."""
     hub_id: str = ""
     hub_splits: dict[str, str] = field(default_factory=dict)
     """Split -> its name in the dataset."""
+    notes: tuple[str, ...] = ()
+    """Decisions on how the files are read: a line each."""
+
+    def unlabelled(self, labels: str) -> list[str]:
+        """Return the splits beside training whose labels are not there: a competition's test set, say.
+
+        They have no such column, or none but empty values, or -1, which is no label of training.
+        """
+        hidden = {"", "-1", "[]"} - set(map(str, self.columns["train"].get(labels, [])))
+        return [
+            split
+            for split, columns in self.columns.items()
+            if split != "train" and all(is_missing(value) or str(value) in hidden for value in columns.get(labels, []))
+        ]
 
 
 def read_own_text(sources: Sequence[str], validation: Sequence[str] = (), test: Sequence[str] = ()) -> OwnText:
@@ -53,28 +69,46 @@ def read_own_text(sources: Sequence[str], validation: Sequence[str] = (), test: 
     ValueError, FileNotFoundError
         Naming the file, what was found and what was expected.
     """
-    if len(sources) == 1 and not Path(sources[0]).exists() and not _looks_like_file(sources[0]):
-        return _of_hub(sources[0])
+    if len(sources) == 1:
+        folder = expanded_path("TEXT", sources[0]).absolute()
+        if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+            return _of_hub(str(folder))
+        is_name = sources[0].startswith((".", "/", "~")) or "*" in sources[0]
+        if not (folder.exists() or is_name or ending(Path(sources[0])) in (*TABLES, *CONLL)):
+            return _of_hub(sources[0])
     files = _split_files([expanded_path("TEXT", source).absolute() for source in sources])
     for split, names in (("validation", validation), ("test", test)):
         if names:
             files[split] = tuple(expanded_path(f"--{split}", name).absolute() for name in names)
     for split, paths in files.items():
         for path in paths:
-            if not path.is_file():
+            if not matching_files(path):
                 raise FileNotFoundError(f"{path}: no such file for {split}; check the name")
         if len(paths) != len(files["train"]):
             raise ValueError(
                 f"{split}: expected {len(files['train'])} files as for training, found {', '.join(map(str, paths))}"
             )
     kind = _kind(files["train"])
-    header = _has_header(files["train"][0]) if kind == "table" else True
+    header = _has_header(shards(files["train"][0], "init")[0]) if kind == "table" else True
     columns = {split: _columns(kind, paths, header) for split, paths in files.items()}
-    return OwnText(kind=kind, files=files, columns=columns, header=header)
+    notes = tuple(
+        note for split, paths in files.items() for path in paths for note in _notes(split, path, kind, header)
+    )
+    return OwnText(kind=kind, files=files, columns=columns, header=header, notes=notes)
 
 
-def _looks_like_file(source: str) -> bool:
-    return source.startswith((".", "/", "~")) or source.endswith((*TABLE_ENDINGS, *_TAGGED_ENDINGS, ".txt"))
+def _notes(split: str, path: Path, kind: str, header: bool) -> list[str]:
+    """Decisions on how a file was read."""
+    files = shards(path, "init")
+    notes = [f"{split}: {len(files)} files {path.name} are read as one"] if len(files) > 1 else []
+    if kind == "table" and ending(path) in (".csv", ".tsv"):
+        decisions = dict.fromkeys(
+            note for file in files for note in read_cells(file, "init").table(header)[1].decisions
+        )
+        notes += [f"{path.name}: {decision}" for decision in decisions]
+        if not header:
+            notes.append(f"{path.name}: no row names the columns, which are numbered from 0")
+    return notes
 
 
 def _of_hub(hub_id: str) -> OwnText:
@@ -93,31 +127,41 @@ def _of_hub(hub_id: str) -> OwnText:
     columns = {}
     for split, name in splits.items():
         if name:
-            table = dataset[name]
-            columns[split] = _flat({column: _named_classes(table, column) for column in table.column_names})
+            columns[split] = _named(columns_of(dataset[name], {}, "init", f"{hub_id}, split {name}"))
     return OwnText(kind="hub", columns=columns, hub_id=hub_id, hub_splits={s: n for s, n in splits.items() if n})
 
 
-def _named_classes(table: Any, column: str) -> list[Any]:
-    """Values of a column; the names of its classes where it numbers them."""
-    values, names = list(table[column]), getattr(table.features[column], "names", None)
-    return values if names is None else [names[value] if isinstance(value, int) else value for value in values]
+def _named(table: Table) -> Columns:
+    """Columns of a table, with the names of classes that it numbers, and without an index of its rows."""
+    return _flat(
+        {
+            column: [_class_of(value, table.class_names.get(column, [])) for value in values]
+            for column, values in table.columns.items()
+            if not re.fullmatch(r"|Unnamed: \d+|__index_level_\d+__", column)
+        }
+    )
+
+
+def _class_of(value: Any, names: Sequence[str]) -> Any:
+    if isinstance(value, list) and names:
+        return [_class_of(each, names) for each in value]
+    return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
 
 
 def _split_files(sources: list[Path]) -> dict[str, tuple[Path, ...]]:
-    """Which files belong to which split, by their names."""
-    if len(sources) > 2:
-        raise ValueError(
-            f"init: expected a file, the two files of a parallel text, a folder or a hub id, found {len(sources)} names"
-        )
+    """Return the files of each split, by their names."""
     if len(sources) == 1 and sources[0].is_dir():
-        found = _by_split(sorted(path for path in sources[0].iterdir() if path.is_file()))
-        if "train" not in found:
-            names = ", ".join(sorted(path.name for path in sources[0].iterdir())[:10]) or "nothing"
-            raise ValueError(
-                f"{sources[0]}: expected a file whose name says train, found {names}; name the file itself"
-            )
-        return found
+        return _of_folder(sources[0])
+    tables = [path for path in sources if ending(path) in (*TABLES, *_TAGGED)]
+    if len(sources) == 1 and re.search(r"-\d+-of-\d+", sources[0].name):
+        sources = [_pattern(sources[0])]
+    elif len(sources) > 1 and tables:
+        sources = list(_one_source(tables, sources[0].parent)) if len(tables) == len(sources) else []
+    if len(sources) not in (1, 2):
+        raise ValueError(
+            "init: expected a file, its shards, the two files of a parallel text, a folder or a hub id, found "
+            f"{len(sources) or 'other'} names; name the training file alone, others by --validation and --test"
+        )
     files = {"train": tuple(sources)}
     if all(re.search(_SPLITS["train"], source.name, re.IGNORECASE) for source in sources):
         for split in ("validation", "test"):
@@ -127,21 +171,60 @@ def _split_files(sources: list[Path]) -> dict[str, tuple[Path, ...]]:
     return files
 
 
-def _by_split(paths: list[Path]) -> dict[str, tuple[Path, ...]]:
-    found: dict[str, tuple[Path, ...]] = {}
-    for split, words in _SPLITS.items():
-        fitting = [path for path in paths if re.search(rf"(^|[^a-z])({words})([^a-z]|$)", path.name, re.IGNORECASE)]
-        tables = [path for path in fitting if path.suffix in (*TABLE_ENDINGS, *_TAGGED_ENDINGS)]
-        if tables or fitting:
-            found[split] = tuple(tables[:1] or fitting[:2])
-    return found
+def _of_folder(folder: Path) -> dict[str, tuple[Path, ...]]:
+    """Splits of the files in a folder; of those in its sub-folders, where it has no training file itself."""
+    for pattern in ("*", "*/**/*"):
+        by_split: dict[str, list[Path]] = {}
+        for path in sorted(path for path in folder.glob(pattern) if path.is_file()):
+            by_split.setdefault(_split_of(path.relative_to(folder)), []).append(path)
+        if "train" in by_split:
+            return {split: _one_source(by_split[split], folder) for split in _SPLITS if split in by_split}
+    names = ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
+    raise ValueError(f"{folder}: expected a file whose name says train, found {names}; name the file itself")
+
+
+def _split_of(path: Path) -> str:
+    """Return the split that a file's name says, or else its folders; empty: none, or a hidden file."""
+    for part in reversed(path.parts):
+        for split, words in _SPLITS.items():
+            if re.search(rf"(^|[^a-z])({words})([^a-z]|$)", part, re.IGNORECASE):
+                return split if not any(part.startswith(".") for part in path.parts) else ""
+    return ""
+
+
+def _one_source(paths: list[Path], folder: Path) -> tuple[Path, ...]:
+    """Return the file of one split, the pattern of its shards, or the two files of a parallel text."""
+    tables = [path for path in paths if ending(path) in (*TABLES, *_TAGGED)]
+    patterns: dict[Path, list[Path]] = {}
+    for path in tables or paths:
+        patterns.setdefault(_pattern(path), []).append(path)
+    whole_folders = {path.with_name(f"*{path.suffix}") for path in tables if not _split_of(Path(path.name))}
+    if len(patterns) > 1 and len(whole_folders) == 1:
+        patterns = {whole_folders.pop(): tables}
+    sides = {(path.parent, path.suffix) for path in patterns}
+    is_parallel = not tables and len(patterns) == 2 == len(sides) and len({parent for parent, _ in sides}) == 1
+    chosen = tuple(group[0] if len(group) == 1 else pattern for pattern, group in patterns.items())
+    if len(patterns) > 1 + is_parallel or any(
+        len(group) > 1 and matching_files(pattern) != group for pattern, group in patterns.items()
+    ):
+        names = ", ".join([path.relative_to(folder).as_posix() for path in tables or paths][:6])
+        raise ValueError(
+            f"{folder}: expected one file, or its shards, found {names}; name the training file itself, others by "
+            "--validation and --test"
+        )
+    return chosen
+
+
+def _pattern(path: Path) -> Path:
+    """Return the name of a file and its shards: ``train-*-of-*.parquet``."""
+    return path.with_name(re.sub(r"(?<=-)[0-9a-f]{16}|\d+", "*", path.stem) + path.suffix)
 
 
 def _beside(train: Path, split: str) -> Path | None:
     """The file of another split that lies beside that of training and is called like it."""
     for word in _SPLITS[split].split("|"):
         path = train.with_name(re.sub("train", word, train.name, count=1, flags=re.IGNORECASE))
-        if path.is_file():
+        if matching_files(path):
             return path
     return None
 
@@ -149,14 +232,43 @@ def _beside(train: Path, split: str) -> Path | None:
 def _kind(paths: tuple[Path, ...]) -> str:
     if len(paths) == 2:
         return "parallel"
-    if paths[0].suffix in TABLE_ENDINGS:
+    path = paths[0]
+    if ending(path) in TABLES:
         return "table"
-    if paths[0].suffix in _TAGGED_ENDINGS:
+    if ending(path) in _TAGGED:
         return "tagged"
-    first = [line for line, _ in zip(lines(paths[0], "init"), range(200), strict=False)]
-    words = [re.split(r"\t| ", line.strip()) for line in first if line.strip()]
-    tagged = bool(words) and "" in (line.strip() for line in first) and all(len(cells) >= 2 for cells in words)
-    return "tagged" if tagged and all(re.fullmatch(r"O|[BI]-\S+", cells[-1]) for cells in words) else "plain"
+    first = [line for line, _ in zip(lines(path, "init"), range(200), strict=False)]
+    filled = [line.strip() for line in first if line.strip()]
+    words = [re.split(r"[\t ]+", line) for line in filled if not line.startswith("#")]
+    tagged = len(filled) < len(first) and all(len(cells) >= 2 for cells in words)
+    if tagged and words and all(re.fullmatch(r"O|[BIELMSUW]-\S+", cells[-1]) for cells in words):
+        if ending(path) in CONLL:
+            return "tagged"
+        raise ValueError(f"{path}: found a word and its tag on each line; expected the ending .conll, rename it")
+    if tagged and len(words) > _CHANCE and len({len(cells) for cells in words}) == 1:
+        raise ValueError(f"{path}: found as many words in each line, as if tagged, expected a text a line; rename it")
+    _check_plain(path, filled)
+    return "plain"
+
+
+def _check_plain(path: Path, filled: list[str]) -> None:
+    """Refuse the lines of a table, which are no texts."""
+    if re.match(r'[\[{]\s*($|["{\[])', filled[0]):
+        raise ValueError(f"{path}: found JSON, expected a text a line; rename it to {path.stem}.jsonl")
+    if re.match(r"<(\?xml|!doctype|html)\b", filled[0], re.IGNORECASE):
+        raise ValueError(f"{path}: found XML or HTML, expected a text a line; write its texts as CSV or JSON lines")
+    if all(line.startswith("__label__") for line in filled):
+        raise ValueError(f"{path}: found labels before the texts (fastText); write them as a .csv with two columns")
+    marks = [re.match(r"([+-]?\d|[A-Z]+:\w+)\s", line) for line in filled]
+    if len(filled) > _CHANCE and all(marks) and 1 < len({mark[1] for mark in marks if mark}) < len(filled) / 5:
+        raise ValueError(f"{path}: found a label before each text; write them as a .csv with two columns")
+    for mark, name in (("\t", "tabs"), (";", "semicolons"), ("|", "vertical bars"), (",", "commas")):
+        counts = {line.count(mark) for line in filled}
+        if len(filled) > (2 if name == "tabs" else _CHANCE) and len(counts) == 1 and counts != {0}:
+            raise ValueError(
+                f"{path}: found as many {name} in each line, as in a table, expected a text a line; rename it to "
+                f"{path.stem}.{'tsv' if name == 'tabs' else 'csv'}"
+            )
 
 
 def _columns(kind: str, paths: tuple[Path, ...], header: bool) -> Columns:
@@ -173,19 +285,7 @@ def _columns(kind: str, paths: tuple[Path, ...], header: bool) -> Columns:
         return {"tokens": list(examples.inputs), "tags": list(examples.labels)}
     if kind == "plain":
         return {"text": [line for line in lines(paths[0], "init") if line.strip()]}
-    return _table(paths[0], header)
-
-
-def _table(path: Path, header: bool) -> Columns:
-    if path.suffix == ".parquet":
-        from pyarrow import parquet
-
-        table = parquet.read_table(path)
-        return _flat({name: table[name].to_pylist() for name in table.column_names})
-    rows = [row for _, row in read_table_rows(path, "init", header)]
-    if not rows:
-        raise ValueError(f"{path}: expected rows, found none")
-    return _flat({name: [row.get(name) for row in rows] for name in rows[0]})
+    return _named(read_columns(paths[0], "init", header))
 
 
 def _flat(columns: Columns) -> Columns:
@@ -202,11 +302,11 @@ def _flat(columns: Columns) -> Columns:
 
 
 def _has_header(path: Path) -> bool:
-    """Whether the first row names the columns: it does not if one of its cells is a value further down."""
-    if path.suffix not in (".csv", ".tsv"):
+    """Tell whether the first row names the columns: it does not if one of its cells is a value further down."""
+    if ending(path) not in (".csv", ".tsv"):
         return True
-    rows = [cells for _, cells in read_cells(path, "init")[:2000]]
-    first, others = rows[0], rows[1:]
+    rows = [cells for _, cells in read_cells(path, "init").rows[:2000]]
+    first, others = rows[0], [cells for cells in rows[1:] if cells != rows[0]]
     if not others:
         raise ValueError(f"{path}: expected a header and rows, found one row")
     repeated = any(cell in {row[i] for row in others if len(row) > i} for i, cell in enumerate(first))

@@ -1,39 +1,42 @@
-"""``collapipe approve`` and what ``collapipe revoke`` does to a box that has joined by a code."""
+"""Approval and revocation of boxes that join by a code."""
 
 from __future__ import annotations
 
+import base64
+import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-from client_pipeline.link.hosts import HostPort
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from client_pipeline.link.hosts import HostPort, is_loopback
 from flower_app.deployment import revocation
-from flower_app.deployment.authority import Authority, read_certificate, write_public, write_secret
-from flower_app.deployment.cluster_authority import cluster_authority, forget_cluster_authority
+from flower_app.deployment.certificate_authority import (
+    CERTIFICATE_DAYS,
+    Authority,
+    cluster_authority,
+    forget_cluster_authority,
+    read_certificate,
+    write_public,
+    write_secret,
+)
 from flower_app.deployment.credentials import CuFiles, DeviceFiles, cu_name, devices_name
+from flower_app.joining.join_desk import JoinDesk
 from flower_app.joining.join_folder import APPROVED, REFUSED, WAITING, Box, JoinFolder
-from flower_app.joining.join_request import ANY_CLUSTER
+from flower_app.joining.join_request import ANY_CLUSTER, MOST_REQUEST_BYTES
+from flower_app.joining.newcomer import ANSWER
 
-CERTIFICATE_DAYS = 365
 
-
-def approve_box(folder: JoinFolder, box_id: str, days: int = CERTIFICATE_DAYS) -> Box:
-    """Sign a box's key, and give it a name and what its cluster shares.
-
-    Parameters
-    ----------
-    folder : the edge server's
-    box_id : beginning of the id that ``collapipe boxes`` shows
-    days : how long its certificate is valid
-
-    Returns
-    -------
-    The box with its name.
+def approve_box(folder: JoinFolder, box_id: str) -> Box:
+    """Sign a box's key, and give it a name and the secrets of its cluster.
 
     Raises
     ------
     ValueError
-        If there is no such box, it is decided about, or its place is taken.
+        If there is no such box, it does not wait, or its place is taken.
     """
     folder.check()
     with folder.deciding():
@@ -42,9 +45,53 @@ def approve_box(folder: JoinFolder, box_id: str, days: int = CERTIFICATE_DAYS) -
             raise ValueError(f"BOX: {box.box_id} is {box.status} already; a box joins anew by another code")
         authority = Authority.load(folder.authority)
         place = _control_unit if box.is_control_unit else _device
-        answer = place(folder, authority, box, days)
+        answer = place(folder, authority, box)
         folder.answer(box.token_hash, {"status": APPROVED, "ca": authority.pem.decode()} | answer)
         return folder.find(box.box_id)
+
+
+def approve_waiting(folder: JoinFolder) -> Iterator[tuple[Box, str]]:
+    """Approve every box that waits, control units first; yield each box with the reason if it is not let in."""
+    waiting = [box for box in folder.boxes() if box.status == WAITING]
+    for box in sorted(waiting, key=lambda box: not box.is_control_unit):
+        try:
+            yield approve_box(folder, box.box_id), ""
+        except ValueError as error:
+            yield box, str(error)
+
+
+def approve_file(folder: JoinFolder, request_file: Path) -> tuple[Box, Path]:
+    """Approve the box of a request file, and write the answer beside it, signed by the authority.
+
+    The lines of both files are those of the joining service. A file of a box that is approved is answered again.
+
+    Returns
+    -------
+    The box with its name, and the answer file.
+
+    Raises
+    ------
+    ValueError
+        If the file is no request, its code is not good, or its box cannot be approved.
+    """
+    folder.check()
+    with request_file.open("rb") as file:
+        line = file.read(MOST_REQUEST_BYTES + 1)
+    desk = JoinDesk(folder)
+    try:
+        answer = desk.answer(line)
+        if answer.get("status") == WAITING:
+            approve_box(folder, str(answer["box"]))
+            answer = desk.answer(line)
+    except ValueError as error:
+        raise ValueError(f"{request_file}: {error}") from error
+    if answer.get("status") != APPROVED:
+        raise ValueError(f"{request_file}: expected the request of a box, found one that is {answer.get('status')}")
+    signed = json.dumps(answer).encode()
+    signature = Authority.load(folder.authority).key.sign(signed, ec.ECDSA(hashes.SHA256()))
+    answer_file = request_file.with_suffix(ANSWER)
+    write_secret(answer_file, signed + b"\n" + base64.b64encode(signature) + b"\n")
+    return folder.find(str(answer["name"])), answer_file
 
 
 def revoke_box(folder: JoinFolder, box_id: str, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
@@ -52,7 +99,7 @@ def revoke_box(folder: JoinFolder, box_id: str, say: Callable[[str], None] = lam
 
     Returns
     -------
-    ``revoked``, its name or id; ``certificates``, how many it has lost.
+    ``revoked``, its name or id; ``certificates``, the number that it has lost.
     """
     folder.check()
     with folder.deciding():
@@ -64,7 +111,7 @@ def revoke_box(folder: JoinFolder, box_id: str, say: Callable[[str], None] = lam
         if box.status != APPROVED:
             raise ValueError(f"BOX: {box.box_id} is {box.status} already")
         if box.is_control_unit:
-            return revocation.revoke(folder.root, box.cluster, say, SEEN_BY_ITSELF)
+            return _revoke_control_unit(folder, box.cluster, say)
         authority = Authority.load(folder.authority)
         serials = {int(box.answer["serial"], 16)}
         revocation.revoke_serials(authority, folder.authority, folder.server, serials)
@@ -76,36 +123,46 @@ def revoke_box(folder: JoinFolder, box_id: str, say: Callable[[str], None] = lam
     return {"revoked": box.name, "certificates": len(serials)}
 
 
-SEEN_BY_ITSELF = "the edge server refuses it from now on, without a restart"
+def revoke_cluster(folder: JoinFolder, cluster: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Take all rights from a cluster's control unit, and give the cluster's boxes other secrets."""
+    with folder.deciding():
+        return _revoke_control_unit(folder, cluster, say)
 
 
-def _control_unit(folder: JoinFolder, authority: Authority, box: Box, days: int) -> dict[str, Any]:
+def _revoke_control_unit(folder: JoinFolder, cluster: int, say: Callable[[str], None]) -> dict[str, Any]:
+    revoked = revocation.revoke(folder.root, cluster)
+    say(
+        f"{revoked['revoked']} is revoked: an edge server on this machine refuses it from now on; to another machine "
+        f"copy {revoked['folder']}, and start the edge server there again"
+    )
+    if others := _renew_cluster(folder, cluster):
+        say(
+            f"{', '.join(others)} of its cluster start again within seconds, with a secret and certificates that it "
+            "does not have, and wait for another control unit of this cluster"
+        )
+    return revoked
+
+
+def _control_unit(folder: JoinFolder, authority: Authority, box: Box) -> dict[str, Any]:
     cluster = _free_cluster(folder, box)
     name = cu_name(cluster)
     public = CuFiles(folder.root / name)
     secret = DeviceFiles(folder.root / devices_name(cluster)).ray_token
-    write_secret(secret, secrets.token_hex(32).encode())
-    certificate = authority.sign_client(box.request.public_key, name, days)
-    # The folder has what is public of it alone: enough to revoke it.
-    write_public(public.certificate, certificate)
+    # Boxes of an earlier, revoked control unit have this secret already.
+    if not secret.is_file():
+        write_secret(secret, secrets.token_hex(32).encode())
+    # Its public files are enough to revoke it.
     write_public(public.supernode_public_key, box.request.supernode_line(name))
-    read = read_certificate(public.certificate)
-    revocation.note_issued(folder.authority, name, read)
+    answer = _answer(folder, authority, box, name, cluster, public.certificate)
     write_public(folder.server.supernodes / f"{name}.pub", box.request.supernode_line(name))
     revocation.publish(authority, folder.authority, folder.server)
-    return {
-        "name": name,
-        "cluster": cluster,
-        "devices": list(box.request.devices),
-        "certificate": certificate.decode(),
-        "serial": f"{read.serial_number:x}",
-        **_cluster_trust(folder, box, cluster, days),
-    }
+    _tell_members(folder, cluster, cu=_address(box))
+    return answer | {"devices": list(box.request.devices)}
 
 
-def _device(folder: JoinFolder, authority: Authority, box: Box, days: int) -> dict[str, Any]:
+def _device(folder: JoinFolder, authority: Authority, box: Box) -> dict[str, Any]:
     cluster = box.request.cluster
-    members = [other for other in folder.boxes() if other.status == APPROVED and other.cluster == cluster]
+    members = _members(folder, cluster)
     control_unit = next((other for other in members if other.is_control_unit), None)
     if control_unit is None:
         raise ValueError(f"BOX: cluster {cluster} has no control unit that joined by a code yet; approve one first")
@@ -114,46 +171,64 @@ def _device(folder: JoinFolder, authority: Authority, box: Box, days: int) -> di
         raise ValueError(f"BOX: cluster {cluster} has a device {min(clash)} already; revoke its box first")
     devices = list(box.request.devices) or [next(n for n in range(len(taken) + 1) if n not in taken)]
     name = f"device-{cluster}-{devices[0]}"
-    certificate = authority.sign_client(box.request.public_key, name, days)
     certificate_file = folder.folder / "certificates" / f"{name}.pem"
-    write_public(certificate_file, certificate)
-    read = read_certificate(certificate_file)
-    revocation.note_issued(folder.authority, name, read)
+    answer = _answer(folder, authority, box, name, cluster, certificate_file)
+    return answer | {"devices": devices, "cu": _address(control_unit)}
+
+
+def _answer(
+    folder: JoinFolder, authority: Authority, box: Box, name: str, cluster: int, certificate_file: Path
+) -> dict[str, Any]:
+    """Sign a box's key for its name, keep and note the certificate; return the answer to the box."""
+    write_public(certificate_file, authority.sign_client(box.request.public_key, name, CERTIFICATE_DAYS))
+    certificate = read_certificate(certificate_file)
+    revocation.note_issued(folder.authority, name, certificate)
     return {
         "name": name,
         "cluster": cluster,
-        "devices": devices,
-        "certificate": certificate.decode(),
-        "serial": f"{read.serial_number:x}",
-        **_cluster_trust(folder, box, cluster, days),
-        "cu": str(HostPort(control_unit.request.host, control_unit.request.ray_port)),
+        "certificate": certificate_file.read_text(encoding="ascii"),
+        "serial": f"{certificate.serial_number:x}",
+        **_cluster_trust(folder, box, cluster),
     }
 
 
-def _cluster_trust(folder: JoinFolder, box: Box, cluster: int, days: int) -> dict[str, str]:
-    """What a box shows the others of its cluster, and what it believes them by."""
+def _cluster_trust(folder: JoinFolder, box: Box, cluster: int) -> dict[str, str]:
+    """Make a box's certificate within its cluster; return it with the cluster's authority and secret."""
     signer = cluster_authority(folder.authority, cluster)
     return {
         "ray_token": DeviceFiles(folder.root / devices_name(cluster)).ray_token.read_text(encoding="ascii"),
         "cluster_ca": signer.pem.decode(),
-        "node_certificate": signer.sign_node(box.request.public_key, box.request.host.strip("[]"), days).decode(),
+        "node_certificate": signer.sign_node(
+            box.request.public_key, box.request.host.strip("[]"), CERTIFICATE_DAYS
+        ).decode(),
     }
 
 
 def _renew_cluster(folder: JoinFolder, cluster: int) -> list[str]:
-    """Give the boxes of a cluster another authority and another secret, which who was revoked does not get.
-
-    Returns
-    -------
-    Names of the boxes.
-    """
+    """Give a cluster another authority and secret, which a revoked box does not get; return the names of its boxes."""
+    if not _members(folder, cluster):
+        return []
     forget_cluster_authority(folder.authority, cluster)
     write_secret(DeviceFiles(folder.root / devices_name(cluster)).ray_token, secrets.token_hex(32).encode())
-    members = [box for box in folder.boxes() if box.status == APPROVED and box.cluster == cluster]
+    return _tell_members(folder, cluster)
+
+
+def _tell_members(folder: JoinFolder, cluster: int, **more: str) -> list[str]:
+    """Answer the boxes of a cluster with its present authority and secret; return their names."""
+    members = _members(folder, cluster)
     for box in members:
-        trust = _cluster_trust(folder, box, cluster, CERTIFICATE_DAYS)
-        folder.answer(box.token_hash, {**box.answer, **trust})
+        trust = _cluster_trust(folder, box, cluster)
+        folder.answer(box.token_hash, {**box.answer, **trust, **more})
     return [box.name for box in members]
+
+
+def _members(folder: JoinFolder, cluster: int) -> list[Box]:
+    return [box for box in folder.boxes() if box.status == APPROVED and box.cluster == cluster]
+
+
+def _address(control_unit: Box) -> str:
+    """Return the address at which the devices of a cluster reach the Ray of its control unit."""
+    return str(HostPort(control_unit.request.host, control_unit.request.ray_port))
 
 
 def _free_cluster(folder: JoinFolder, box: Box) -> int:
@@ -169,8 +244,20 @@ def _free_cluster(folder: JoinFolder, box: Box) -> int:
     return asked
 
 
+def shared_address_warning(folder: JoinFolder, box: Box) -> str:
+    """Warn of a box with the address of another one of its cluster; empty if there is none, and on the loopback."""
+    others = [other.name for other in _members(folder, box.cluster) if other.request.host == box.request.host]
+    others = [name for name in others if name != box.name]
+    if not others or is_loopback(box.request.host):
+        return ""
+    return (
+        f"warning: {box.name} has the address of {', '.join(others)}, {box.request.host}, and can stand for it; unless "
+        f"they are one machine: collapipe revoke --box {box.box_id}"
+    )
+
+
 def boxes_table(folder: JoinFolder) -> list[dict[str, Any]]:
-    """What ``collapipe boxes`` shows of each box."""
+    """Return a row of ``collapipe boxes`` for each box."""
     return [
         {
             "box": box.box_id,

@@ -1,23 +1,29 @@
-"""``collapipe up edge-server --name HOST`` and ``collapipe invite``: an edge server that boxes can join by a code."""
+"""Edge server that boxes can join by a code: its authority and certificate, its programs, its codes."""
 
 from __future__ import annotations
 
-import json
+import datetime
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from client_pipeline.link.hosts import HostPort, split_address
-from flower_app.deployment.authority import Authority, read_certificate, write_public
-from flower_app.deployment.certs import CertsRequest, certificate_hosts, make_server_certificate, normal_host
+from client_pipeline.link.hosts import HostPort, check_ipv4_host
+from flower_app.deployment import revocation
+from flower_app.deployment.certificate_authority import (
+    CERTIFICATE_DAYS,
+    Authority,
+    certificate_hosts,
+    normal_host,
+    read_certificate,
+    write_public,
+    write_secret,
+)
+from flower_app.deployment.certificate_checks import SOON_DAYS
+from flower_app.deployment.edge_server import SUPERLINK_PORT
 from flower_app.deployment.programs import Program, listens
-from flower_app.deployment.taken_ports import NeededPort
-from flower_app.joining.join_code import JOIN_PORT, JoinCode
+from flower_app.joining.join_code import JOIN_PORT, LIFETIME_MINUTES, JoinCode, check_invitation
 from flower_app.joining.join_folder import JoinFolder
-
-CODE_MINUTES = 60.0
-_MOST_CODES = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,69 +31,75 @@ class EdgeJoining:
     """Options of ``collapipe up edge-server`` that are about joining."""
 
     name: str
-    """Name or address that boxes reach the edge server at; in the codes and in its certificate."""
+    """Name or address at which boxes reach the edge server; in the codes and in its certificate."""
     root: Path
-    """Folder of the authority, the server's own files, and the boxes that join."""
+    """Folder of the authority, the edge server's files, and the joining boxes."""
     join_port: int = JOIN_PORT
+    superlink_port: int = SUPERLINK_PORT
     auto_approve: bool = False
-    """Approve whoever shows a good code."""
+    """Approve every box that shows a good code."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.join_port <= 65535:
             raise ValueError(f"--join-port: expected 1 to 65535, found {self.join_port}")
+        check_ipv4_host("--name", self.name)
 
     @property
     def folder(self) -> JoinFolder:
-        """What is kept of the boxes."""
+        """Record of the boxes."""
         return JoinFolder(self.root)
 
-    def prepare(self) -> None:
-        """Make an authority and the server's certificate, as far as they are not there.
+    def prepare(self, host: str = "") -> None:
+        """Make what is missing: the authority, and a certificate of the edge server that is valid for its hosts.
 
-        Raises
-        ------
-        ValueError
-            If ``name`` is none, or the certificate that is there is for others.
-        """
-        certificate = self.folder.server.certificate
-        if certificate.is_file() and normal_host(self.name) in certificate_hosts(read_certificate(certificate)):
-            Authority.load(self.folder.authority)
-        else:
-            make_server_certificate(CertsRequest(servers=[self.name], clusters=1, out=self.root))
-        address = {"address": str(HostPort(_bracketed(self.name), self.join_port))}
-        write_public(self._address_file, json.dumps(address).encode())
-
-    @property
-    def _address_file(self) -> Path:
-        return self.folder.folder / "address.json"
-
-    def needed_port(self, host: str) -> NeededPort:
-        """Where the service listens."""
-        return NeededPort("--join-port", host, self.join_port, "for boxes that join")
-
-    def programs(self, host: str, superlink_port: int, control: str) -> Sequence[Program]:
-        """The service that boxes ask, and the registrar.
+        A certificate that is about to expire is replaced.
 
         Parameters
         ----------
-        host : address that both listen at
-        superlink_port : the SuperLink's, for SuperNodes
-        control : ``host:port`` of the SuperLink's control
+        host : address at which the programs listen, where it is not ``name``
+
+        Raises
+        ------
+        FileNotFoundError, ValueError
+            If the authority is not complete, or has expired.
         """
+        signer, server = self.folder.authority, self.folder.server
+        if signer.certificate.is_file() or signer.key.is_file():
+            authority = Authority.load(signer)
+        else:
+            authority = Authority.create()
+            authority.save(signer)
+        hosts, covered, is_old = list(dict.fromkeys(filter(None, (self.name, host)))), [], True
+        if server.certificate.is_file() and server.key.is_file():
+            present = read_certificate(server.certificate)
+            covered = certificate_hosts(present)
+            soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=SOON_DAYS)
+            is_old = present.not_valid_after_utc < soon
+        if is_old or not all(normal_host(each) in covered for each in hosts):
+            # Boxes that joined by an earlier name still reach the server.
+            earlier = [each for each in covered if each not in map(normal_host, hosts)]
+            certificate, key = authority.issue_server([*hosts, *earlier], CERTIFICATE_DAYS)
+            write_public(server.certificate, certificate)
+            write_secret(server.key, key)
+        write_public(server.ca, authority.pem)
+        revocation.publish(authority, signer, server)
+        self.folder.note_address(HostPort(_bracketed(self.name), self.join_port), self.superlink_port)
+
+    def programs(self, host: str, control: str, then: Callable[[], None] = lambda: None) -> Sequence[Program]:
+        """Return the joining service and the registrar."""
         root, python = str(self.root.resolve()), (sys.executable, "-P", "-m")
+        how = "approve" if self.auto_approve else "ask"
         place = str(HostPort(_bracketed(host), self.join_port))
         return [
             Program(
                 name=f"joining at {place}",
-                command=(*python, "flower_app.joining.join_service", place, str(superlink_port), root),
+                command=(*python, "flower_app.joining.join_service", place, root, how),
                 answers=lambda: listens(host, self.join_port),
+                then=then,
             ),
             Program(
                 name="registrar",
-                command=(
-                    *(*python, "flower_app.joining.registrar", control, root),
-                    "approve" if self.auto_approve else "ask",
-                ),
+                command=(*python, "flower_app.joining.registrar", control, root, how),
             ),
         ]
 
@@ -96,27 +108,17 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-def invite(folder: JoinFolder, codes: int = 1, minutes: float = CODE_MINUTES) -> list[JoinCode]:
+def invite(folder: JoinFolder, codes: int = 1, minutes: float = LIFETIME_MINUTES) -> list[JoinCode]:
     """Make codes, each for one box.
-
-    Parameters
-    ----------
-    folder : the edge server's
-    codes : how many
-    minutes : how long a box may show one for the first time
 
     Raises
     ------
     FileNotFoundError, ValueError
-        If no box can join here, or for a number that is none.
+        If no box can join here, or a number is out of range.
     """
-    if not 1 <= codes <= _MOST_CODES:
-        raise ValueError(f"--codes: expected 1 to {_MOST_CODES}, found {codes}")
-    if not 0 < minutes <= 7 * 24 * 60:
-        raise ValueError(f"--minutes: expected more than 0, and at most a week (10080), found {minutes:g}")
+    check_invitation(codes, minutes)
     folder.check()
-    file = folder.folder / "address.json"
-    address = split_address(str(file), json.loads(file.read_text(encoding="utf-8"))["address"])
+    address = folder.address()
     authority = read_certificate(folder.authority.certificate)
     made = [JoinCode.new(address, authority) for _ in range(codes)]
     for code in made:
@@ -125,8 +127,9 @@ def invite(folder: JoinFolder, codes: int = 1, minutes: float = CODE_MINUTES) ->
 
 
 def tell_codes(codes: Sequence[JoinCode], minutes: float, say: Callable[[str], None]) -> None:
-    """Say what to do with codes."""
-    say(f"boxes join within {minutes:g} minutes by these codes; each is for one box, and a secret until it is used:")
+    """Print codes, and the command that uses them."""
+    unit, what = "minute" if minutes == 1 else "minutes", "this code; it" if len(codes) == 1 else "these codes; each"
+    say(f"boxes join within {minutes:g} {unit} by {what} is for one box, and a secret until it is used:")
     for code in codes:
         say(f"  collapipe join {code}")
     say("with --data FOLDER on a control unit, with --cluster 0 on a device of cluster 0")

@@ -1,4 +1,4 @@
-"""The code that lets one box join: where to ask, a token that is good once, and whom to believe.
+"""Code by which one box joins: address of the service, a token for one use, fingerprint of the authority.
 
 ``HOST:PORT/TOKEN/FINGERPRINT``: the token has 128 random bits, the fingerprint is the SHA-256 of the authority's
 certificate, both in URL-safe base64. A box shows the token to nobody before the server has proved a certificate that
@@ -14,11 +14,15 @@ import secrets
 from dataclasses import dataclass, field
 
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes
 
 from client_pipeline.link.hosts import HostPort, split_address
 
 JOIN_PORT = 9095
+LIFETIME_MINUTES = 60.0
+"""Time within which a box must show a code, unless the command gives another [min]."""
+_LONGEST_MINUTES = 7 * 24 * 60
+_MOST_CODES = 1_000
 _TOKEN_BYTES, _FINGERPRINT_BYTES = 16, 32
 _MOST_CHARACTERS = 400
 
@@ -28,7 +32,7 @@ class JoinCode:
     """A code, read."""
 
     address: HostPort
-    """Of the service that answers boxes."""
+    """Address of the service that answers boxes."""
     token: bytes = field(repr=False)
     fingerprint: bytes
     """SHA-256 of the authority's certificate (DER)."""
@@ -36,7 +40,9 @@ class JoinCode:
     @classmethod
     def new(cls, address: HostPort, authority: x509.Certificate) -> JoinCode:
         """Make a code that nobody has used."""
-        return cls(address=address, token=secrets.token_bytes(_TOKEN_BYTES), fingerprint=fingerprint_of(authority))
+        return cls(
+            address=address, token=secrets.token_bytes(_TOKEN_BYTES), fingerprint=authority.fingerprint(hashes.SHA256())
+        )
 
     @classmethod
     def read(cls, text: str) -> JoinCode:
@@ -63,20 +69,23 @@ class JoinCode:
 
     @property
     def token_hash(self) -> str:
-        """What is kept of the token on both sides."""
+        """SHA-256 of the token, which both sides keep."""
         return token_digest(self.token)
 
 
 _AGAIN = "copy the whole code that collapipe up edge-server or collapipe invite has printed"
 
 
-def fingerprint_of(authority: x509.Certificate) -> bytes:
-    """SHA-256 of a certificate."""
-    return hashlib.sha256(authority.public_bytes(serialization.Encoding.DER)).digest()
+def check_invitation(codes: int, minutes: float) -> None:
+    """Raise ``ValueError`` for a number of codes or minutes out of range."""
+    if not 1 <= codes <= _MOST_CODES:
+        raise ValueError(f"--codes: expected 1 to {_MOST_CODES}, found {codes}")
+    if not 0 < minutes <= _LONGEST_MINUTES:
+        raise ValueError(f"--minutes: expected more than 0, and at most a week ({_LONGEST_MINUTES}), found {minutes:g}")
 
 
 def token_digest(token: bytes) -> str:
-    """SHA-256 of a token, in hexadecimal."""
+    """Return the SHA-256 of a token or another secret, in hexadecimal."""
     return hashlib.sha256(token).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""What a box asks for when it joins: checked field by field before anything else looks at it."""
+"""Request of a box that joins, checked field by field before anything else reads it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import hashlib
 import ipaddress
 import json
 import re
+import ssl
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 CU_KIND, DEVICE_KIND = "control-unit", "device"
 ANY_CLUSTER = -1
-"""A control unit that takes whichever cluster is free."""
+"""Cluster of a control unit that takes any free one."""
 MOST_REQUEST_BYTES = 16 * 1024
 """Longest line of a box [byte]."""
 _LARGEST_NUMBER = 9_999
@@ -52,7 +54,7 @@ class JoinRequest:
     supernode_key: str
     """Public key of a control unit's SuperNode (OpenSSH); empty for a device."""
     claim_hash: str
-    """SHA-256 of a secret that the box alone has: who brings it gets the answer."""
+    """SHA-256 of a secret that the box alone has; the answer goes to the owner of the secret."""
 
     def __post_init__(self) -> None:
         if self.kind not in (CU_KIND, DEVICE_KIND):
@@ -78,7 +80,7 @@ class JoinRequest:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> JoinRequest:
-        """Make one of what came over the network; every field has to be there, and no other."""
+        """Make a request of fields from the network; every field must be there, and no other."""
         if unknown := set(fields) ^ set(cls.__dataclass_fields__):
             raise ValueError(
                 f"expected the fields of a request, each once; found or missing: {_shown(sorted(unknown))}"
@@ -86,7 +88,7 @@ class JoinRequest:
         return cls(**fields)
 
     def to_fields(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         return asdict(self)
 
     @property
@@ -110,6 +112,28 @@ def key_id(key: ec.EllipticCurvePublicKey) -> str:
     return hashlib.sha256(spki).hexdigest()[:16]
 
 
+def receive_line(tls: ssl.SSLSocket, most_bytes: int, deadline: float) -> bytes:
+    """Receive one line of at most about ``most_bytes`` until ``deadline``, on the clock of ``time.monotonic``.
+
+    Raises
+    ------
+    TimeoutError, ValueError
+        If the line does not end in time; if it is cut, or too long.
+    """
+    data = b""
+    while not data.endswith(b"\n"):
+        if len(data) > most_bytes:
+            raise ValueError("the line is too long")
+        # A timeout of each piece would let one byte after the other go on for hours.
+        if (remaining_s := deadline - time.monotonic()) <= 0:
+            raise TimeoutError("the line does not end")
+        tls.settimeout(remaining_s)
+        if not (piece := tls.recv(4096)):
+            raise ValueError("the line is cut")
+        data += piece
+    return data
+
+
 def read_line(line: bytes) -> dict[str, Any]:
     """Read one line of the network: a JSON object, each key once.
 
@@ -118,19 +142,19 @@ def read_line(line: bytes) -> dict[str, Any]:
     ValueError
         If it is anything else.
     """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError("a key stands twice")
+        return dict(pairs)
+
     try:
-        value = json.loads(line.decode("utf-8"), object_pairs_hook=_once)
+        value = json.loads(line.decode("utf-8"), object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"expected a JSON object in UTF-8, found {len(line)} bytes of something else") from error
     if not isinstance(value, dict):
         raise ValueError("expected a JSON object")
     return value
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(dict(pairs)) < len(pairs):
-        raise ValueError("a key stands twice")
-    return dict(pairs)
 
 
 def _public_key_of(signing_request: Any) -> ec.EllipticCurvePublicKey:
@@ -156,7 +180,7 @@ def _supernode_line(text: Any) -> bytes:
         raise ValueError("supernode_key: expected a public key in OpenSSH format") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
         raise ValueError("supernode_key: expected an elliptic-curve key (P-384), as Flower takes it")
-    # Written anew: what stands behind the key is no word of ours.
+    # Written anew: the comment behind the key is the box's.
     return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
 
 

@@ -1,6 +1,6 @@
-"""What a launcher is: it hands a Flower app to a SuperLink, and follows the run to its end.
+"""Launchers, which hand a Flower app to a SuperLink and follow the run to its end.
 
-There are two: :class:`~flower_app.launch.simulation.SimulationLauncher` has a SuperLink of its own on this machine,
+There are two: :class:`~flower_app.launch.simulation.SimulationLauncher` starts a SuperLink of its own on this machine,
 :class:`~flower_app.deployment.deployed_run.Deployment` takes one that serves real machines. ``flwr run`` exits 0 when
 the server app raised and when all clients failed. So what counts is what the run wrote, and whether it still lives.
 """
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from flower_app.launch.run_check import RunCheck
+from flower_app.launch.stopped_process import Standstill
 from flower_app.runs.run_directory import (
     BAD_INPUT,
     FAILED,
@@ -25,24 +26,26 @@ from flower_app.runs.run_directory import (
     write_summary,
 )
 from flower_app.runs.run_lock import is_served
+from flower_app.runs.run_logs import LOGS
 
 EXIT_CODES = {FINISHED: 0, FAILED: 1, BAD_INPUT: 2, INFEASIBLE: 3, INTERRUPTED: 130}
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_FLOWERS = "An error was encountered. Ending simulation."
-_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Stop|Failure)\b(: .*)?$")
+_WRAPPERS = ("An error was encountered. Ending simulation.", "Simulation Runtime crashed.")
+"""Texts of errors that Flower raises from those that ended a simulation."""
+_EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w.]*)?(Error|Exception|Interrupt|Exit|Stop|Failure)\b(: .*)?$")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """End of a run."""
 
     status: str
     """A value of :data:`flower_app.runs.run_directory.STATUSES`."""
     error: str = ""
     """For the user; empty if finished."""
     summary: dict[str, Any] = field(default_factory=dict)
-    """What the run wrote."""
+    """The run's own summary."""
 
     @property
     def exit_code(self) -> int:
@@ -55,39 +58,23 @@ class LaunchOrder:
     """A Flower app that is ready to run."""
 
     run_dir: Path
-    """Where the server app writes ``summary.json`` when it is done; programs' output goes to its ``logs``."""
+    """Run directory, with the server app's ``summary.json`` and the programs' output in ``logs``."""
     app: Path
     """Folder of the Flower app."""
     run_config: Path
     """TOML file that overrides the app's configuration."""
     num_clusters: int
-    """As many nodes are there."""
-    clusters_at_once: int = 0
-    """Most that train at the same time: a simulation has a process of Flower's for each of those; 0: all."""
-    joins_ray: bool = False
-    """Whether the app's simulation joins a Ray that is there, so that it can start early."""
-    shared_actors: Sequence[str] = ()
-    """Names of the actors that devices and control units of a simulation will share."""
-    worker_imports: Sequence[str] = ()
-    """Modules of libraries that all actors of a simulation need, imported once."""
-    actor_idle_s: float = 0.0
-    """How long they live without work [s]."""
-    check: RunCheck | None = None
-    """Of ``run_config``, for a launcher whose programs can make it; until then nobody has."""
-    begin: Callable[[], None] = lambda: None
-    """Called once before the app begins, by a launcher that has something to start until then; an error ends the
-    launch."""
+    """Number of nodes."""
+    clients_at_once: int = 0
+    """Client apps that a simulation runs at the same time, each in a process of its own; 0: all."""
     watch: Callable[[], None] = lambda: None
     """Called after each poll, to show progress."""
     finished: Callable[[], None] = lambda: None
-    """Called once a run has finished, by a launcher whose programs take a while to end: work that can be done until
-    then."""
+    """Called once a run has finished, by a launcher whose programs take a while to end: work for the meantime."""
     say: Callable[[str], None] = lambda text: None
-    """Told what the user may have to look after while the run goes on."""
+    """Receives lines that ask for the user's attention while the run goes on."""
     poll_s: float = 0.5
     """Time between polls [s]."""
-    inherited_fds: Sequence[int] = ()
-    """Descriptors that stay open as long as any process of the run on this machine."""
 
     @property
     def flower(self) -> Path:
@@ -97,22 +84,48 @@ class LaunchOrder:
     @property
     def logs(self) -> Path:
         """Folder of what the run's programs print."""
-        return self.run_dir / "logs"
+        return self.run_dir / LOGS
 
     def outcome(self) -> Outcome | None:
-        """Read how the run ended; None while it has not."""
+        """Return how the run ended; None while it has not."""
         summary = read_summary(self.run_dir)
         if summary is None:
             return None
         return Outcome(str(summary.get("status")), str(summary.get("error", "")), summary)
 
+    def follow(self, end: Callable[[], Outcome | None]) -> Outcome:
+        """Poll until there is a summary, or ``end`` knows that none can come; ``end`` waits for the next poll."""
+        standstill = Standstill(self.say)
+        while True:
+            standstill.poll()
+            self.watch()
+            if outcome := self.outcome() or end():
+                if outcome.status in (FINISHED, BAD_INPUT):
+                    return outcome
+                return replace(outcome, error=outcome.error + standstill.cause())
+
+    def last_outcome(self, seconds: float, is_over: Callable[[], bool] = lambda: False) -> Outcome | None:
+        """Wait for a summary written at the last moment, for ``seconds`` or until ``is_over``."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if outcome := self.outcome():
+                return outcome
+            if is_over():
+                break
+            time.sleep(0.1)
+        return None
+
     def conclude(self, outcome: Outcome) -> Outcome:
-        """Leave the run directory as a run leaves it that ended so: with a summary, whoever has to write it."""
+        """Leave the run directory with a summary, and without the run's programs if it has finished."""
         if outcome.status == FINISHED:
-            # After a failure it may tell why.
+            # After a failure the folder may hold the reason.
             shutil.rmtree(self.flower, ignore_errors=True)
         elif read_summary(self.run_dir) is None and not is_served(self.run_dir):
-            write_summary(self.run_dir, outcome.status, error=outcome.error)
+            try:
+                write_summary(self.run_dir, outcome.status, error=outcome.error)
+            except OSError as error:
+                # The command reports the end of the run anyway.
+                return replace(outcome, error=f"{outcome.error}; its summary was not written: {error}")
         return outcome
 
 
@@ -130,13 +143,12 @@ class Launcher(Protocol):
 
 
 def last_error(log: Path) -> str:
-    """The last exception in a program's output, or the last line that reports an error; empty if there is none."""
+    """Return the last exception in a program's output, or its last line that reports an error; empty without one."""
     try:
         lines = _COLOUR.sub("", log.read_text(encoding="utf-8", errors="replace")).splitlines()
     except FileNotFoundError:
         return ""
     raised = [line.strip() for line in reversed(lines) if _EXCEPTION.match(line.strip())]
     if raised:
-        # Flower raises one of its own from that which ended a simulation.
-        return next((line for line in raised if _FLOWERS not in line), raised[0])
+        return next((line for line in raised if not line.endswith(_WRAPPERS)), raised[0])
     return next((line.strip() for line in reversed(lines) if line.lstrip(" │").startswith("Error")), "")

@@ -1,4 +1,4 @@
-"""What is said of a run's events: a fault and its recovery in one line, and the command that continues a run."""
+"""Messages about a run's events: a fault and its recovery in one line, and the command that continues a run."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _HAPPENED = {
 
 
 def fault_line(fault: Mapping[str, Any]) -> str:
-    """Tell of a fault in one line.
+    """Describe a fault in one line.
 
     Parameters
     ----------
-    fault : of a round's line, as :class:`client_pipeline.runtime.faults.FaultRecord` has it
+    fault : of a round's line, as :class:`client_pipeline.runtime.transport.faults.FaultRecord` has it
 
     >>> fault_line({"round": 3, "cluster": 1, "device": 4, "kind": "device", "recovered": True, "seconds": 0.31})
     'round 3: cluster 1, device 4: lost its process; recovered in 0.3 s'
@@ -42,21 +42,15 @@ def fault_line(fault: Mapping[str, Any]) -> str:
 
 
 def what_happened(fault: Mapping[str, Any]) -> str:
-    """Tell of a fault that is not over yet."""
+    """Describe a fault that is not over yet."""
     places = [f"{name} {fault[name]}" for name in ("cluster", "device") if fault.get(name) is not None]
     kind = str(fault.get("kind"))
     return f"round {fault.get('round')}: {', '.join([*places]) or 'server'}: {_HAPPENED.get(kind, kind)}"
 
 
 def resume_line(run_dir: Path, superlink: str = "") -> str:
-    """Return the command that continues a run; why there is none, where it cannot go on.
-
-    Parameters
-    ----------
-    run_dir : of a run that stopped
-    superlink : of a run on real machines
-    """
-    # Not above: torch would be in the memory of the command that follows a run.
+    """Return the command that continues a run, or the reason why it cannot go on."""
+    # Imported here, since torch would stay in the memory of the command that follows a run.
     from flower_app.config.strategy_choice import check_can_resume
     from flower_app.runs import run_checkpoints
 

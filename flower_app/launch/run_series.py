@@ -1,8 +1,8 @@
-"""Many trainings one after the other in one simulation: SuperLink, Ray and client processes start once for all.
+"""Many trainings one after the other in one simulation: SuperLink, Ray and client apps start once for all.
 
-Starting them takes longer than a small training. Each run still has a run directory of its own, with control units,
-devices and a decoder service of its own. A run that has finished before is taken as it is, and one that stopped goes
-on: so a series may be interrupted, or made in parts.
+Their start takes longer than a small training. Each run still has a run directory of its own, with control units,
+devices and a decoder service of its own. A run that has finished before is taken as it is, one that stopped goes on
+from its last checkpoint, and one without a checkpoint begins again: a series may be interrupted, or made in parts.
 """
 
 from __future__ import annotations
@@ -10,30 +10,36 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import tomli_w
 
+from client_pipeline.counted import counted
 from flower_app.config.run_config import RunConfig, nested
+from flower_app.config.sources import named_modules
+from flower_app.config.strategy_choice import FREE_TO_CHANGE, check_can_resume
 from flower_app.launch.app_folder import assemble_app
 from flower_app.launch.launcher import Launcher, LaunchOrder
-from flower_app.launch.past_runs import go_on, has_finished
 from flower_app.launch.session_app import RUNS
 from flower_app.launch.simulation import SimulationLauncher
-from flower_app.launch.single_run import check_new_run
-from flower_app.runs.run_directory import FINISHED, read_summary, write_config
+from flower_app.launch.single_run import check_new_run, claim, continued_run, prepare_machine
+from flower_app.runs.run_directory import CONFIG, FINISHED, read_run_config, read_summary, write_config
 from flower_app.runs.run_lock import locked
-from flower_app.training.simulated_actors import clusters_at_once, shared_actors, worker_imports
+from flower_app.training.network import clients_at_once
 
 SERVER, CLIENT = "flower_app.launch.session_app:server", "flower_app.launch.session_app:client"
+_FILLED_IN = ("num-clusters", "decoder-sync", "name")
+_MADE_FIRST = {"plans", "logs", ".lock"}
+"""Entries of a run directory before its configuration is written."""
 
 
 class SeriesRun(NamedTuple):
     """One run of a series."""
 
     label: str
-    """What its configuration is called; runs of one label differ in nothing but seeds and places."""
+    """Name of its configuration; runs of one label differ in nothing but seeds and places."""
     config: RunConfig
     """With a ``run-dir`` of its own."""
 
@@ -42,13 +48,6 @@ def train_series(
     runs: Sequence[SeriesRun], folder: Path, say: Callable[[str], None], launcher: Launcher | None = None
 ) -> None:
     """Train what has not finished before, each run in its ``run-dir``, in their order, in simulations that they share.
-
-    Parameters
-    ----------
-    runs : all runs of the series
-    folder : for the simulation itself, removed when it has finished
-    say : told what runs
-    launcher : what the session's app is handed to; None: a simulation on this machine
 
     Raises
     ------
@@ -59,20 +58,21 @@ def train_series(
         If a run fails; those before it are finished, those after it not begun.
     """
     unfinished = [run for run in runs if not has_finished(run.config)]
-    say(f"{len(runs)} runs, {len(runs) - len(unfinished)} finished before")
-    # All before the first one: hours later is late for a misspelt name. Seeds change no key that could be wrong.
+    say(f"{counted(len(runs), 'run')}, {len(runs) - len(unfinished)} finished before")
+    # Check all runs before the first one starts: a misspelt name is found at once. Seeds cannot make a key wrong.
     first_of_label: dict[str, RunConfig] = {}
     for run in unfinished:
         first_of_label.setdefault(run.label, run.config)
     for label, config in first_of_label.items():
         try:
+            prepare_machine()
             check_new_run(config)
         except (ValueError, FileNotFoundError) as error:
             raise type(error)(f"{label}: {error}") from error
     claimed_runs = [go_on(run.config, say) for run in unfinished]
     for run_dir, config in claimed_runs:
         if config.resume:
-            # Whatever the last process wrote about its end is no longer true.
+            # The summary of the earlier attempt is no longer true.
             (run_dir / "summary.json").unlink(missing_ok=True)
         else:
             write_config(run_dir, config)
@@ -87,14 +87,14 @@ def _train_session(
 ) -> None:
     """Train runs with equally many clusters in one simulation."""
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder) as lock:
-        # What an interrupted session has left.
+    with locked(folder):
+        # An interrupted session leaves its files.
         shutil.rmtree(folder / "flower", ignore_errors=True)
         (folder / "summary.json").unlink(missing_ok=True)
         entries = [{"run-dir": str(run_dir), "resume": config.resume} for run_dir, config in claimed_runs]
         (folder / RUNS).write_text(json.dumps(entries), encoding="utf-8")
-        app = assemble_app(folder / "flower" / "app", server=SERVER, client=CLIENT)
         config_file = folder / "flower" / "session.toml"
+        app = assemble_app(folder / "flower" / "app", server=SERVER, client=CLIENT)
         first = claimed_runs[0][1].to_flat() | {"run-dir": str(folder), "name": "session"}
         config_file.write_text(tomli_w.dumps(nested(first)), encoding="utf-8")
         waiting_runs = [run_dir for run_dir, _ in claimed_runs]
@@ -110,16 +110,59 @@ def _train_session(
             app=app,
             run_config=config_file,
             num_clusters=claimed_runs[0][1].num_clusters,
-            clusters_at_once=max(clusters_at_once(config) for _, config in claimed_runs),
-            joins_ray=True,
-            shared_actors=shared_actors(claimed_runs[0][1]),
-            worker_imports=worker_imports(claimed_runs[0][1]),
-            actor_idle_s=claimed_runs[0][1].runtime.actor_idle,
+            clients_at_once=max(clients_at_once(config) for _, config in claimed_runs),
             watch=watch,
-            inherited_fds=[lock],
         )
         outcome = launcher.launch(order)
         watch()
     if outcome.status != FINISHED:
         raise RuntimeError(f"{outcome.error}; logs: {folder / 'logs'}. The same command continues the unfinished runs")
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def has_finished(config: RunConfig) -> bool:
+    """Return whether this run has finished in its ``run-dir``; one that stopped has not.
+
+    Raises
+    ------
+    ValueError
+        If the folder holds a run with another configuration, or something else.
+    """
+    run_dir = Path(config.run_dir)
+    if not (run_dir / CONFIG).is_file():
+        if run_dir.exists() and (not run_dir.is_dir() or {path.name for path in run_dir.iterdir()} - _MADE_FIRST):
+            raise ValueError(f"{run_dir}: is not a run directory; move it away or choose another --out")
+        return False
+    past, wanted = read_run_config(run_dir).to_flat(), config.to_flat()
+    for key in sorted(wanted):
+        if past[key] != wanted[key] and not key.startswith((*FREE_TO_CHANGE, *_FILLED_IN)):
+            raise ValueError(
+                f"{run_dir}: was trained with {key} = {past[key]!r}, expected {wanted[key]!r}; remove the folder "
+                "or choose another --out"
+            )
+    summary = read_summary(run_dir)
+    return summary is not None and summary.get("status") == FINISHED
+
+
+def go_on(config: RunConfig, say: Callable[[str], None]) -> tuple[Path, RunConfig]:
+    """Prepare a run that has not finished: from its checkpoint, or from the beginning.
+
+    Returns
+    -------
+    Its directory, and its complete configuration.
+    """
+    run_dir = Path(config.run_dir)
+    if (run_dir / CONFIG).is_file():
+        try:
+            check_can_resume(config)
+        except ValueError:
+            pass
+        else:
+            with suppress(FileNotFoundError):
+                continued = continued_run(str(run_dir), allowed=named_modules(config.to_flat()))
+                say(f"{run_dir.name}: goes on from its checkpoint")
+                return continued
+        with locked(run_dir):
+            say(f"{run_dir.name}: did not finish, and has no checkpoint; begins again")
+            shutil.rmtree(run_dir)
+    return claim(config)

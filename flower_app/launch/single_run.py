@@ -3,133 +3,122 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tomli_w
 
+from client_pipeline.counted import counted
 from flower_app.config.cautions import cautions
 from flower_app.config.run_config import RunConfig, nested
-from flower_app.config.sources import Sets, given_keys, load_config, read_sets
+from flower_app.config.serve_config import NEVER
+from flower_app.config.sources import Sets, given_keys, load_config, read_sets, refuse_unknown_classes
 from flower_app.gguf_import import with_gguf_imported
 from flower_app.launch.app_folder import assemble_app
 from flower_app.launch.launcher import Launcher, LaunchOrder, Outcome
+from flower_app.launch.machine_limits import check_limits, limits_hint
 from flower_app.launch.progress import RunProgress
-from flower_app.launch.run_check import RunCheck
+from flower_app.launch.ray_folders import end_abandoned_runs, short_folder
 from flower_app.launch.run_events import resume_line
 from flower_app.launch.simulation import SimulationLauncher
 from flower_app.report.pictures import write_pictures
 from flower_app.report.round_parts import local_steps_hint
+from flower_app.runs.doors import door_line
 from flower_app.runs.run_directory import (
     FINISHED,
     claim_run_directory,
     create_run_directory,
     find_run,
-    point_latest,
     read_run_config,
     read_summary,
     write_config,
 )
-from flower_app.runs.run_lock import locked, remove_abandoned_nodes
-from flower_app.training.network import training_scenario
-from flower_app.training.simulated_actors import clusters_at_once, shared_actors, worker_imports
-
-# What imports torch or the planner is imported where it is called: the command follows a run without them.
+from flower_app.runs.run_lock import locked, refuse_foreign_files
+from flower_app.training.network import clients_at_once, training_scenario
 
 
 class NewRun(NamedTuple):
-    """A run that is ready to be launched, but for what its check may say meanwhile."""
+    """A run that is checked and ready to be launched."""
 
     run_dir: Path
     config: RunConfig
     """Complete: with the run directory and the number of clusters."""
-    check: RunCheck | None = None
-    """None: it has been checked."""
 
 
 def new_run(
     config: str | None, sets: Sets = (), say: Callable[[str], None] = lambda text: None, *, simulated: bool = True
 ) -> NewRun:
-    """Read a configuration, and make its run directory.
-
-    It is checked when it is launched, or before its directory is made: where this process has imported torch, and where
-    the user names the directory, which may hold what is not ours to remove again.
+    """Read and check a configuration, and make its run directory.
 
     Parameters
     ----------
     config : a TOML file, or the name of a packaged one; None: the default run
     sets : ``KEY=VALUE`` overrides, or keys with values
-    say : told what runs, but hardly as it was meant, and which GGUF file is imported
-    simulated : whether a simulation's programs can make the check; else it begins here
+    say : receives cautions about the configuration, and the name of a GGUF file that is imported
+    simulated : whether the run is a simulation on this machine
 
     Raises
     ------
     ValueError, FileNotFoundError, InfeasibleRound
-        Before anything is started; what the check finds is raised by :func:`launch_run` otherwise.
+        Before anything is started.
     """
+    if simulated:
+        prepare_machine()
     resolved = load_config(config, sets)
+    if simulated and resolved.serve.when != NEVER:
+        raise ValueError(
+            f"serve.when: expected {NEVER} in a simulation, which has no boxes, found {resolved.serve.when!r}; "
+            "collapipe serve RUN answers on this machine"
+        )
     for caution in cautions(resolved, given_keys(config, sets)):
         say(f"warning: {caution}")
     resolved = with_gguf_imported(resolved, say)
-    _refuse_resume(resolved)
+    check_new_run(resolved)
+    return claim(resolved)
+
+
+def prepare_machine() -> None:
+    """Clean up after runs that were killed, and refuse a machine on which no simulation can start."""
+    check_limits()
+    end_abandoned_runs(short_folder())
+
+
+def claim(resolved: RunConfig) -> NewRun:
+    """Make the run directory of a checked configuration; fill in what the configuration leaves open."""
     if resolved.run_dir:
-        RunCheck(resolved).wait()
-        return NewRun(*claim(resolved))
-    check = RunCheck(resolved)
-    if not simulated:
-        check.begin()
-    try:
-        complete = _completed(resolved)
-        run_dir = create_run_directory(complete.runs_dir, complete.name, latest=False)
-    except BaseException:
-        check.give_up()
-        raise
-    return NewRun(run_dir, replace(complete, run_dir=str(run_dir)), check)
+        run_dir = claim_run_directory(resolved.run_dir)
+        refuse_foreign_files(run_dir)
+    else:
+        run_dir = create_run_directory(resolved.runs_dir, resolved.name)
+    num_clusters = resolved.num_clusters or training_scenario(resolved).num_clusters
+    task = resolved.task
+    if task.name == "instruction":
+        # A run that goes on another day writes the same one.
+        task = replace(task, date=task.date or date.today().isoformat())
+    complete = replace(resolved, run_dir=str(run_dir), num_clusters=num_clusters, decoder_sync=resolved.sync, task=task)
+    return NewRun(run_dir, complete)
 
 
-def claim(resolved: RunConfig) -> tuple[Path, RunConfig]:
-    """Make the run directory of a checked configuration, which names it; returns the complete one, too."""
-    run_dir = claim_run_directory(resolved.run_dir)
-    return run_dir, replace(_completed(resolved), run_dir=str(run_dir))
-
-
-def check_new_run(resolved: RunConfig) -> int:
-    """Check a configuration; returns its number of clusters.
-
-    Raises
-    ------
-    ValueError, FileNotFoundError, InfeasibleRound
-        Naming the key or file.
-    """
+def check_new_run(resolved: RunConfig) -> None:
+    """Check the configuration of a run that begins."""
     from flower_app.launch.preflight import check_run
 
-    _refuse_resume(resolved)
-    return check_run(resolved)
-
-
-def _refuse_resume(resolved: RunConfig) -> None:
     if resolved.resume:
         raise ValueError("resume: use collapipe run --resume RUN")
+    check_run(resolved)
 
 
-def _completed(resolved: RunConfig) -> RunConfig:
-    """Fill in the number of clusters, and how the decoder's steps go."""
-    num_clusters = resolved.num_clusters or training_scenario(resolved).num_clusters
-    # All clusters run at once here, so the decoder may wait for all of them in every step.
-    sync = "step" if resolved.decoder_sync == "auto" else resolved.decoder_sync
-    return replace(resolved, num_clusters=num_clusters, decoder_sync=sync)
-
-
-def continued_run(run: str, sets: Sets = ()) -> NewRun:
+def continued_run(run: str, sets: Sets = (), allowed: Iterable[str] = ()) -> NewRun:
     """Find a run that stopped, and check that it can go on.
 
     Parameters
     ----------
     run : its directory, its name in ``runs``, or ``latest``
     sets : ``num-rounds`` alone: more than the run has had, also where it has finished
+    allowed : modules and packages whose classes the run may name
 
     Raises
     ------
@@ -141,15 +130,18 @@ def continued_run(run: str, sets: Sets = ()) -> NewRun:
     from flower_app.runs import run_checkpoints
 
     run_dir = find_run(run)
+    refuse_foreign_files(run_dir)
     summary, past = read_summary(run_dir), read_run_config(run_dir)
+    refuse_unknown_classes(past.to_flat(), allowed)
+    past.check_strategy()
     config = replace(past, run_dir=str(run_dir), resume=True, num_rounds=_extended(past, read_sets(sets)))
     if summary is not None and summary.get("status") == FINISHED and config.num_rounds == past.num_rounds:
         raise ValueError(
-            f"--resume: {run_dir} has finished its {summary.get('rounds')} rounds; nothing is left to do: extend it "
-            f"with --set num-rounds={2 * past.num_rounds}"
+            f"--resume: {run_dir} has finished its {counted(int(summary.get('rounds', 0)), 'round')}; nothing is left "
+            f"to do: extend it with --set num-rounds={2 * past.num_rounds}"
         )
     check_can_resume(config)
-    # What looks left over belongs to a run that still goes on.
+    # Files that look left over may belong to a run that still continues.
     with locked(run_dir):
         run_checkpoints.newest(run_dir, config)
     check_run(config)
@@ -157,7 +149,7 @@ def continued_run(run: str, sets: Sets = ()) -> NewRun:
 
 
 def _extended(past: RunConfig, sets: Mapping[str, Any]) -> int:
-    """Rounds of a run that goes on; only more of them may be asked for."""
+    """Return the rounds of a run that goes on; refuse fewer than it had."""
     if others := sorted(sets.keys() - {"num-rounds"}):
         raise ValueError(
             f"--resume: a run goes on as it began, found --set {others[0]}; only num-rounds may grow: leave it out, "
@@ -170,7 +162,7 @@ def _extended(past: RunConfig, sets: Mapping[str, Any]) -> int:
 
 
 def superlink_of(launcher: Launcher | None) -> str:
-    """Address of the SuperLink that a run was handed to; empty for a simulation."""
+    """Return the address of the SuperLink that a run was handed to; empty for a simulation."""
     return str(getattr(launcher, "address", ""))
 
 
@@ -180,61 +172,41 @@ def launch_run(
     launcher: Launcher | None = None,
     progress: RunProgress | None = None,
 ) -> Outcome:
-    """Run to the end, whatever it is, and write the report.
-
-    A simulation's programs start while the configuration is still being checked.
-
-    Parameters
-    ----------
-    run : what is launched
-    say : told where the run is, and what went wrong
-    launcher : what the app is handed to; None: a simulation on this machine
-    progress : follows the run; None: on standard error
-
-    Raises
-    ------
-    ValueError, FileNotFoundError, InfeasibleRound
-        What the check has found; nothing of the run is left.
-    """
-    run_dir, config, _ = run
+    """Run to the end, whatever it is, and write the report."""
+    run_dir, config = run
+    if launcher is None and config.resume:
+        # A new run prepares the machine before it has a directory.
+        prepare_machine()
     progress = progress or RunProgress(run_dir, config.num_rounds)
     reports: list[Path | None] = []
 
     def draw() -> None:
-        # One that is interrupted is not begun again.
+        # Do not draw an interrupted report again.
         reports.append(None)
         reports.append(write_pictures(run_dir))
 
-    try:
-        outcome = _launch(run, say, launcher, progress, draw)
-    except _Unfit as unfit:
-        # Nobody knows of it yet.
-        shutil.rmtree(run_dir)
-        raise unfit.reason from None
-    finally:
-        if run.check is not None:
-            run.check.give_up()
+    outcome = _launch(run, say, launcher, progress, draw)
     if outcome.status != FINISHED:
-        say(f"error: {outcome.error}\nlogs: {run_dir / 'logs'}\n{resume_line(run_dir, superlink_of(launcher))}")
+        lines = [f"error: {outcome.error}", limits_hint(outcome.error), f"logs: {run_dir / 'logs'}"]
+        say("\n".join([*filter(None, lines), resume_line(run_dir, superlink_of(launcher))]))
     else:
         progress.report(outcome.summary)
-        # In a simulation messages cost what this machine has to do besides; on real machines they cost the round.
+        best, scored = (outcome.summary.get(key) for key in ("best_round", "scored_round"))
+        if best and scored and best != scored:
+            say(
+                f"best {config.selection.metric} on the validation data: round {best}, and the model is that of round "
+                f"{scored}; selection.load-best-at-end = true keeps the best one"
+            )
+        # In a simulation the time of messages depends on this machine's load; on real machines it is part of the round.
         if superlink_of(launcher) and (hint := local_steps_hint(progress.rounds, config.local_steps)):
             say(hint)
-    # The run's own processes leave this to us.
+        for door in outcome.summary.get("doors", ()):
+            say(door_line(door))
     if not reports:
         draw()
     if report := reports[-1]:
         say(f"report: {report}")
     return outcome
-
-
-class _Unfit(Exception):
-    """The configuration cannot run."""
-
-    def __init__(self, reason: Exception) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
 
 
 def _launch(
@@ -244,64 +216,34 @@ def _launch(
     progress: RunProgress,
     finished: Callable[[], None],
 ) -> Outcome:
-    """Launch a run and follow it; ``finished`` may be called before its programs have ended.
-
-    Raises
-    ------
-    _Unfit
-        Before the app has begun.
-    """
-    run_dir, config, check = run
-    with locked(run_dir) as lock, ExitStack() as shown:
-
-        def begin() -> None:
-            if check is not None:
-                try:
-                    check.wait()
-                except Exception as error:
-                    raise _Unfit(error) from error
-                point_latest(run_dir)
-            say(f"run: {run_dir}")
-            shown.enter_context(progress)
-
-        # A run that goes on may have more rounds than it began with.
+    """Launch a run and follow it; ``finished`` may be called before its programs have ended."""
+    run_dir, config = run
+    with locked(run_dir):
+        # A resumed run may have more rounds than at its start.
         write_config(run_dir, config)
-        # One that failed before may have left its own.
+        # An earlier failure may have left files of the run's programs, and a summary.
         shutil.rmtree(run_dir / "flower", ignore_errors=True)
-        folder = assemble_app(run_dir / "flower" / "app")
+        if config.resume:
+            (run_dir / "summary.json").unlink(missing_ok=True)
+        app = assemble_app(run_dir / "flower" / "app")
         config_file = run_dir / "flower" / "run.toml"
         config_file.write_text(tomli_w.dumps(nested(config.to_flat())), encoding="utf-8")
-        if config.resume:
-            # Whatever the last process wrote about its end is no longer true.
-            (run_dir / "summary.json").unlink(missing_ok=True)
-        # A simulation's programs make the check, and start beside it.
-        begins_later = launcher is None and check is not None and not check.is_over
-        if not begins_later:
-            begin()
+        say(f"run: {run_dir}")
         order = LaunchOrder(
             run_dir=run_dir,
-            app=folder,
+            app=app,
             run_config=config_file,
             num_clusters=config.num_clusters,
-            clusters_at_once=clusters_at_once(config),
-            joins_ray=True,
-            shared_actors=shared_actors(config),
-            worker_imports=worker_imports(config),
-            actor_idle_s=config.runtime.actor_idle,
-            check=check if begins_later else None,
-            begin=begin if begins_later else lambda: None,
+            clients_at_once=clients_at_once(config),
             watch=progress.update,
             finished=finished,
             say=say,
-            inherited_fds=[lock],
         )
         try:
-            outcome = (launcher or SimulationLauncher()).launch(order)
+            with progress:
+                outcome = (launcher or SimulationLauncher()).launch(order)
         except KeyboardInterrupt:
             say(f"interrupted; {resume_line(run_dir, superlink_of(launcher))}")
             raise
-        finally:
-            # A server app that was killed could not.
-            remove_abandoned_nodes()
         progress.update()
     return outcome

@@ -76,7 +76,7 @@ def nearest(embed: Embed, vocabulary: int, auxiliary: Tokens, embedded_ND: Tenso
 
 
 def linear(embed: Embed, vocabulary: int, auxiliary: Tokens, embedded_ND: Tensor, victims: Tokens) -> Recovered:
-    """As :func:`nearest`, after the linear map that takes activations of auxiliary text to its embeddings best."""
+    """Invert like :func:`nearest`, after the best linear map from activations of auxiliary text to its embeddings."""
     mean_D, target_D = auxiliary.hidden_ND.mean(dim=0), embedded_ND.mean(dim=0)
     x, y = (auxiliary.hidden_ND - mean_D).double(), (embedded_ND - target_D).double()
     gram = x.T @ x

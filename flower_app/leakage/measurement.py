@@ -16,30 +16,35 @@ from typing import Any, cast
 
 import torch
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
-from client_pipeline.link.privacy import NoiseSource, private_activations
+from client_pipeline.counted import counted
+from client_pipeline.families.hugging_face import CLUSTER_TAIL
+from client_pipeline.link.privacy import NoiseSource, private_activations, private_gradient
 from client_pipeline.link.privacy_config import PrivacyConfig
 from client_pipeline.partition.parts import Batch, ModelParts
 from flower_app.config.run_config import RunConfig
 from flower_app.leakage import inversion
 from flower_app.leakage.inversion import Tokens
+from flower_app.leakage.labels import label_rows, read_labels
 from flower_app.runs.run_directory import find_run
 from flower_app.saved_model import SavedModel, load_model
 from flower_app.tasks.base import Evaluator, task
 from flower_app.tasks.tokenizer import TextTokenizer
 
 Say = Callable[[str], None]
+_MOST_LABELS = 512
+"""Labels that are attacked: each takes some backward passes through the output layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeakageRequest:
-    """What is to be measured."""
+    """Request of a leakage measurement."""
 
     noise: tuple[float, ...] = (0.0, 0.1, 0.3, 1.0)
     """Noise multipliers, as ``privacy.activation-noise``; the run's own is measured too."""
     clip: float = 0.0
-    """As ``privacy.activation-clip``; 0: the run's own, or what half of the tokens stay under."""
+    """Clip as ``privacy.activation-clip``; 0: the run's own, or the norm that half of the tokens stay under."""
     most_tokens: int = 20_000
     """Tokens that are looked at, of auxiliary text and of victims each."""
     seed: int = 0
@@ -57,12 +62,12 @@ class LeakageRequest:
 
 
 class _Enough(Exception):  # noqa: N818
-    """As many tokens as wanted have been seen: an evaluation has no other way to stop."""
+    """Ends an evaluation early: enough tokens have been seen."""
 
 
 @dataclass(frozen=True)
 class ObservedParts(ModelParts):
-    """A model whose activations somebody looks at, or that are changed on their way to the head."""
+    """Model whose activations are observed, or changed on their way to the head."""
 
     look: Callable[[Batch, list[Tensor]], None] = lambda batch, depths: None
     """Gets each batch, and the activations after 0, 1, ... L TEBs."""
@@ -70,7 +75,7 @@ class ObservedParts(ModelParts):
     """Makes what the head gets of the last activations and the mask."""
 
     def encode(self, batch: Batch) -> Tensor:
-        """As the model does, seen and changed."""
+        """Encode like the model; keep the batch and what was sent."""
         x_BTD = self.embedding(batch)
         mask, depths = self.mask_form(batch["attention_mask"], x_BTD.dtype), [x_BTD]
         for block in self.blocks:
@@ -80,7 +85,7 @@ class ObservedParts(ModelParts):
         return self.change(x_BTD, batch["attention_mask"])
 
     def encode_each(self, batches: Sequence[Batch]) -> list[Tensor]:
-        """One after the other, so that whoever has seen enough ends it at the batch that was enough."""
+        """Encode one batch after the other, so that the observer can stop at any of them."""
         return [self.encode(batch) for batch in batches]
 
     @classmethod
@@ -95,10 +100,13 @@ class _Observation:
 
     marks: frozenset[int]
     most: int
+    parts: ModelParts | None = None
+    """Model whose labels stay in the clusters: what the server is sent of them is kept, too."""
     depths: list[list[Tensor]] = field(default_factory=list)
     ids: list[Tensor] = field(default_factory=list)
     places: list[Tensor] = field(default_factory=list)
     lengths: list[Tensor] = field(default_factory=list)
+    label_rows: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
 
     def look(self, batch: Batch, depths: list[Tensor]) -> None:
         ids, mask = batch["input_ids"], batch["attention_mask"].bool()
@@ -110,6 +118,8 @@ class _Observation:
         self.depths = self.depths or [[] for _ in depths]
         for seen, hidden in zip(self.depths, depths, strict=True):
             seen.append(hidden[token_mask].float())
+        if self.parts is not None and sum(len(rows[0]) for rows in self.label_rows) < _MOST_LABELS:
+            self.label_rows.append(label_rows(self.parts, batch, depths[-1]))
         if sum(map(len, self.ids)) >= self.most:
             raise _Enough
 
@@ -118,7 +128,9 @@ class _Observation:
         return Tokens(*parts)
 
 
-def measure_leakage(run: str | Path, request: LeakageRequest, say: Say = lambda text: None) -> dict[str, Any]:
+def measure_leakage(
+    run: str | Path, request: LeakageRequest, say: Say = lambda text: None, allowed: Sequence[str] = ()
+) -> dict[str, Any]:
     """Attack the activations of a run's model, and score the model under each noise.
 
     Raises
@@ -126,14 +138,16 @@ def measure_leakage(run: str | Path, request: LeakageRequest, say: Say = lambda 
     FileNotFoundError, ValueError
         If there is no such run, it has no model, or its data are not there any more.
     """
-    from flower_app.config.sources import load_config
+    from flower_app.config.sources import load_stored_config
     from flower_app.runs.run_directory import CONFIG
 
     run_dir = find_run(str(run))
-    config = load_config(str(run_dir / CONFIG), ())
+    config = load_stored_config(run_dir / CONFIG, (), allowed)
     model = load_model(run_dir, config.model.family)
     evaluator = task(config.task).evaluator(config.data, model.tokenizer_json)
-    auxiliary, victims = (_observe(model, evaluator, split, request.most_tokens) for split in ("validation", "test"))
+    stay = bool(model.spec.config.get(CLUSTER_TAIL))
+    auxiliary = _observe(model, evaluator, "validation", request.most_tokens)
+    victims = _observe(model, evaluator, "test", request.most_tokens, with_labels=stay)
     num_depths = len(auxiliary.depths)
     report: dict[str, Any] = {
         "run_dir": str(run_dir),
@@ -144,24 +158,49 @@ def measure_leakage(run: str | Path, request: LeakageRequest, say: Say = lambda 
         "without_looking": asdict(inversion.blind(auxiliary.tokens(0), victims.tokens(0))),
         "levels": [],
     }
-    for noise in _levels(config, request):
+    run_noise = [config.privacy.activation_noise] if config.privacy.on_activations else []
+    for noise in sorted({*request.noise, *run_noise}):
         attacked = range(num_depths)[-1:] if request.cut_only else range(num_depths)
-        say(f"noise {noise:g}: {len(attacked)} depths")
+        say(f"noise {noise:g}: {counted(len(attacked), 'depth')}")
         depths = [_attack(model, auxiliary, victims, depth, noise, config, request) for depth in attacked]
         metrics = _scored(model, evaluator, noise, depths[-1]["clip"], request.seed)
         is_the_runs = config.privacy.on_activations and noise == config.privacy.activation_noise
         report["levels"].append({"noise": noise, "trained_with": is_the_runs, "metrics": metrics, "depths": depths})
+    if stay:
+        run_noise = [config.privacy.gradient_noise] if config.privacy.on_gradients else []
+        levels = sorted({*request.noise, *run_noise})
+        report["labels"] = [_label_attack(model, victims, noise, config, request) for noise in levels]
     return report
 
 
-def _levels(config: RunConfig, request: LeakageRequest) -> list[float]:
-    run_noise = [config.privacy.activation_noise] if config.privacy.on_activations else []
-    return sorted({*request.noise, *run_noise})
+def _label_attack(
+    model: SavedModel, victims: _Observation, noise: float, config: RunConfig, request: LeakageRequest
+) -> dict[str, Any]:
+    """The attack on labels by the gradients of the server's states, with that noise on these."""
+    states, gradients, labels = (torch.cat(pieces)[:_MOST_LABELS] for pieces in zip(*victims.label_rows, strict=True))
+    clip = request.clip or config.privacy.gradient_clip or float(gradients.norm(dim=1).median())
+    is_clipped = noise > 0 or request.clip > 0 or config.privacy.on_gradients
+    if is_clipped:
+        privacy = PrivacyConfig(gradient_clip=clip, gradient_noise=noise, seed=request.seed)
+        mask = torch.ones(1, len(gradients), dtype=torch.bool)
+        gradients = private_gradient(gradients[None], mask, privacy, NoiseSource(request.seed), "labels")[0]
+    found = read_labels(cast(nn.Module, model.parts.embedding.tail), states, gradients, labels)
+    frequent = labels.bincount().argsort(descending=True)[: inversion.TOP]
+    guessed = inversion.Recovered.of(frequent.expand(len(labels), -1), labels)
+    return {
+        "noise": noise,
+        "trained_with": config.privacy.on_gradients and noise == config.privacy.gradient_noise,
+        "tokens": len(labels),
+        "clip": clip if is_clipped else None,
+        "without_looking": asdict(guessed),
+        **asdict(found),
+    }
 
 
-def _observe(model: SavedModel, evaluator: Evaluator, split: str, most: int) -> _Observation:
+def _observe(model: SavedModel, evaluator: Evaluator, split: str, most: int, with_labels: bool = False) -> _Observation:
     tokenizer = TextTokenizer.from_json(model.tokenizer_json)
-    observation = _Observation(frozenset({tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id}), most)
+    marks = frozenset({tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id})
+    observation = _Observation(marks, most, model.parts if with_labels else None)
     try:
         evaluator.evaluate(ObservedParts.of(model.parts, look=observation.look), split)
     except _Enough:
@@ -244,4 +283,11 @@ def leakage_table(report: dict[str, Any]) -> Table:
         f"{100 * without['top5']:.0f}%. The server is sent the last column of TEBs; metrics are of the test set, with "
         "that noise on what it is sent."
     )
+    if labels := report.get("labels"):
+        guessed = labels[0]["without_looking"]
+        texts = [f"{each['noise']:g}: {100 * each['top1']:.0f} / {100 * each['top5']:.0f}%" for each in labels]
+        table.caption += (
+            f" Labels, which stay in the clusters, read from gradients with noise {', '.join(texts)}; without looking "
+            f"{100 * guessed['top1']:.0f} / {100 * guessed['top5']:.0f}%."
+        )
     return table

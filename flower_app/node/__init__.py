@@ -1,1 +1,1 @@
-"""What one SuperNode has: its configuration, its mods, what it keeps between rounds."""
+"""Parts of one SuperNode: its configuration, its mods, and its files between rounds."""

@@ -1,36 +1,29 @@
-"""What a SuperNode is told about itself: ``--node-config``, read once into a frozen dataclass."""
+"""Configuration of a SuperNode: ``--node-config``, read once into a frozen dataclass."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from client_pipeline.link.address import LinkCertificates
+from client_pipeline.plugins import is_within
 from client_pipeline.system.devices import DeviceProfile
 from client_pipeline.system.scenario import load_scenario
 
-KEYS = (
-    "data-path",
-    "model-path",
-    "device-profile",
-    "state-dir",
-    "tls-certificate",
-    "tls-key",
-    "tls-ca",
-    "ray-address",
-    "host",
-    "modules",
-)
-"""Keys of ours beside Flower's own ``partition-id``; each is a text, empty where it is left out."""
+if TYPE_CHECKING:
+    from flower_app.config.run_config import RunConfig
+
+_STATE_DIR = "~/.collapipe"
+"""Folder of a node that names none."""
 CLASS_KEYS = ("task.name", "model.family")
 """Keys of a run's configuration that may name a class which control units import."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig:
-    """One control unit's own settings: what differs from node to node, where the run's configuration is for all."""
+    """Settings of one control unit: those that differ from node to node, beside the run's configuration for all."""
 
     cluster: int
     """The cluster that this node is, from 0: ``partition-id``."""
@@ -56,6 +49,8 @@ class NodeConfig:
     here, the simulation's for instance."""
     host: str = ""
     """Address of the control unit that its devices reach, with ``ray-address``."""
+    door: str = ""
+    """Folder of the door at which this control unit answers with a trained model; empty: its owner has opened none."""
     modules: str = ""
     """Modules and packages, separated by commas, of whose classes a run may name some; see :meth:`check_classes`."""
 
@@ -85,8 +80,11 @@ class NodeConfig:
 
     def text(self) -> str:
         """Write it as ``flower-supernode --node-config`` takes it."""
-        values = {item.name.replace("_", "-"): getattr(self, item.name) for item in fields(self)}
-        given = [f'{key}="{_quotable(key, str(values[key]))}"' for key in KEYS if values[key]]
+        values = {key: str(getattr(self, key.replace("-", "_"))) for key in KEYS}
+        for key, value in values.items():
+            if '"' in value or "\n" in value:
+                raise ValueError(f"node config: {key}: expected no quotation mark and no line break, found {value!r}")
+        given = [f'{key}="{value}"' for key, value in values.items() if value]
         return " ".join([f"partition-id={self.cluster}", *given])
 
     @property
@@ -94,41 +92,45 @@ class NodeConfig:
         """Files for the decoder's stream."""
         return LinkCertificates(certificate=self.tls_certificate, key=self.tls_key, root_certificate=self.tls_ca)
 
-    def run_config(self, flat: Mapping[str, Any]) -> dict[str, Any]:
-        """The run's configuration with what this node has otherwise.
+    @property
+    def folder(self) -> Path:
+        """Folder of what the node keeps."""
+        return Path(self.state_dir or _STATE_DIR).expanduser()
+
+    @property
+    def weight_cache(self) -> Path:
+        """Folder of frozen weights that were pulled."""
+        return self.folder / "weights"
+
+    def run_config(self, config: RunConfig) -> RunConfig:
+        """Return the run's configuration with this node's own folder of text.
 
         Raises
         ------
         ValueError
             If the node has no text of its own and needs some.
         """
-        if flat.get("data.partition") == "nodes" and not (self.data_path or self.simulated):
+        if config.data.partition == "nodes" and not (self.data_path or self.simulated):
             raise ValueError(
                 f"node config of cluster {self.cluster}: data-path: expected the folder of its text with "
-                "data.partition = nodes, found none; start the node with collapipe up cu --data FOLDER"
+                "data.partition = nodes, found none; start the node with collapipe join --data FOLDER"
             )
-        return {**flat, "data.path": self.data_path} if self.data_path else dict(flat)
+        return replace(config, data=replace(config.data, path=self.data_path)) if self.data_path else config
 
     def check_classes(self, flat: Mapping[str, Any]) -> None:
         """Refuse a run that would have this node import what its owner has not allowed.
 
         Of the classes that a configuration names by ``module:Class``, a control unit and its devices import the task
         and the model family. In a simulation they are the user's own processes.
-
-        Raises
-        ------
-        ValueError
-            Naming the key, and how to allow the module.
         """
         allowed = [name for name in self.modules.split(",") if name]
         for key in CLASS_KEYS:
             module, named, _ = str(flat.get(key, "")).partition(":")
-            inside = any(module == name or module.startswith(f"{name}.") for name in allowed)
-            if named and not inside and not self.simulated:
+            if named and not is_within(module, allowed) and not self.simulated:
                 raise ValueError(
                     f"{key}: {flat[key]!r}: the control unit of cluster {self.cluster} imports no module that its "
                     f"owner has not allowed, found {', '.join(allowed) or 'none'} allowed; install it there and on its "
-                    f"devices, and start it with collapipe up cu --allow-module {module}"
+                    f"devices, and start it with collapipe join --allow-module {module}"
                 )
 
     def devices(self, declared: tuple[DeviceProfile, ...]) -> tuple[DeviceProfile, ...]:
@@ -144,8 +146,12 @@ class NodeConfig:
         return profile_devices(self.device_profile, self.cluster)
 
 
+KEYS = tuple(item.name.replace("_", "-") for item in fields(NodeConfig) if item.name not in ("cluster", "simulated"))
+"""Keys of ours beside Flower's own ``partition-id``; each is a text, empty where it is left out."""
+
+
 def profile_devices(profile: str, cluster: int) -> tuple[DeviceProfile, ...]:
-    """Devices of a cluster by its profile: a file of this one cluster, or of a whole network.
+    """Return the devices of a cluster by its profile: a file of this one cluster, or of a whole network.
 
     Raises
     ------
@@ -163,9 +169,3 @@ def profile_devices(profile: str, cluster: int) -> tuple[DeviceProfile, ...]:
             f"{cluster}; give it the file of its own network, or one that describes this cluster alone"
         )
     return clusters[cluster]
-
-
-def _quotable(key: str, value: str) -> str:
-    if '"' in value or "\n" in value:
-        raise ValueError(f"node config: {key}: expected no quotation mark and no line break, found {value!r}")
-    return value

@@ -1,4 +1,4 @@
-"""What a node was told before round 1, kept in its folder: a control unit that is lost starts again with it.
+"""Set-up of a node, kept in its folder: a control unit that is lost starts again with it.
 
 One file, so that values and frozen weights are always of the same run.
 """

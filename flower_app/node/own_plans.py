@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from client_pipeline.partition.plan import ClusterPlan, uniform_plan, whole_blocks
 from client_pipeline.partition.spec import ModelSpec
-from client_pipeline.runtime.replanning import ProportionalReplan, Replan
+from client_pipeline.runtime.control_unit.round_order import RoundOrder
+from client_pipeline.timetable.replanning import ProportionalReplan, Replan
 from flower_app.config.run_config import RunConfig
 from flower_app.node.config import NodeConfig
 from strategies.clusters import ClusterState
-from strategies.records import TrainOrder
 
 if TYPE_CHECKING:
     from client_pipeline.system.scenario import Scenario
@@ -38,6 +38,16 @@ def own_plan(plans: str, state: ClusterState, config: RunConfig, num_blocks: int
     return ClusterPlan.from_dict(raw_plans[state.cluster])
 
 
+def answering_replan(state: ClusterState, num_blocks: int) -> ProportionalReplan:
+    """Return the choice of segments while a cluster answers: by the speed of its devices, within their memory."""
+    return ProportionalReplan(speed=tuple(state.speeds), capacity=_capacities(state, num_blocks))
+
+
+def _capacities(state: ClusterState, num_blocks: int) -> tuple[int, ...]:
+    """Return how many TEBs each device's memory holds (C7)."""
+    return tuple(whole_blocks(memory, state.block_memory, num_blocks) for memory in state.memories)
+
+
 def replan_of_node(
     run_id: int,
     config: RunConfig,
@@ -45,9 +55,9 @@ def replan_of_node(
     state: ClusterState,
     spec: ModelSpec,
     num_blocks: int,
-    order: TrainOrder,
+    order: RoundOrder,
 ) -> Replan:
-    """How the control unit plans for the devices that are left when one is lost."""
+    """Return the control unit's way to plan for the remaining devices when one is lost."""
     any_memory = "C7" in order.waived
     if node.simulated:
         return SimulatedReplan(
@@ -58,16 +68,14 @@ def replan_of_node(
             round=order.round,
             any_memory=any_memory,
         )
-    # The run's scenario is the server's: what a node knows of its devices is what it was told.
-    holds = [
-        num_blocks if any_memory else whole_blocks(memory, state.block_memory, num_blocks) for memory in state.memories
-    ]
-    return ProportionalReplan(speed=tuple(state.speeds), capacity=tuple(holds))
+    # The run's scenario is the server's: a node knows of its devices what the set-up says.
+    holds = (num_blocks,) * len(state.devices) if any_memory else _capacities(state, num_blocks)
+    return ProportionalReplan(speed=tuple(state.speeds), capacity=holds)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedReplan:
-    """A :class:`~client_pipeline.runtime.replanning.Replan`: the planner's, on the network of the round.
+    """A :class:`~client_pipeline.timetable.replanning.Replan`: the planner's, on the network of the round.
 
     Network and planner are loaded when the first device is lost, in the control unit's process: most rounds lose none.
     """
@@ -79,7 +87,7 @@ class SimulatedReplan:
     cluster: int
     round: int
     any_memory: bool = False
-    """Whether C7 is waived."""
+    """C7 is waived."""
 
     def __call__(self, plan: ClusterPlan, usable: Sequence[int], slowdown: Mapping[int, float]) -> ClusterPlan:
         """See Replan."""

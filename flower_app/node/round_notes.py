@@ -1,4 +1,4 @@
-"""What a node has done for a run so far, in one small file of its folder: for who watches its machine.
+"""Notes of a node on its rounds of a run, in one small file of its folder, for those who watch its machine.
 
 The server has every round's line; the machine of a control unit has this. It is written when a round begins and when it
 ends, and whoever reads it asks nobody.
@@ -27,20 +27,20 @@ class RoundNotes:
     """Totals over a run's rounds on this node, and the newest of them."""
 
     rounds: int = 0
-    """That were trained to their end."""
+    """Rounds that were trained to their end."""
     failed: int = 0
     faults: Mapping[str, int] = field(default_factory=dict)
-    """Of all rounds that are over, by kind."""
+    """Faults of all rounds that are over, by kind."""
     bytes: Mapping[str, int] = field(default_factory=dict)
     """By way: ``stream_up`` and ``stream_down`` (the decoder's stream), ``devices`` (between devices) [byte]."""
     newest: Mapping[str, Any] = field(default_factory=dict)
-    """Of the round that was trained last: ``round``, ``loss``, ``seconds``, and ``devices`` by number."""
+    """``round``, ``loss``, ``seconds``, and ``devices`` by number, of the round that was trained last."""
     under_way: Mapping[str, Any] = field(default_factory=dict)
     """``round``, the ``pid`` of who waits for it, and ``since`` [s, since 1970]; empty between rounds."""
 
     @property
     def is_in_round(self) -> bool:
-        """Whether a round goes on: who waits for it may have been killed, and the machine started again."""
+        """Return whether a round goes on: its client app may have been killed, and the machine started again."""
         if not self.under_way:
             return False
         try:
@@ -49,11 +49,11 @@ class RoundNotes:
             return False
 
     def begun(self, round_: int) -> RoundNotes:
-        """The notes once a round has begun."""
+        """Return the notes once a round has begun."""
         return replace(self, under_way={"round": round_, "pid": os.getpid(), "since": time.time()})
 
     def ended(self, report: Mapping[str, Any]) -> RoundNotes:
-        """The notes once the round under way has ended by a control unit's report."""
+        """Return the notes once the round under way has ended by a control unit's report."""
         stream = report.get("stream_bytes") or {}
         ways = {f"stream_{way}": stream.get(way, 0) for way in ("up", "down")}
         ways["devices"] = report.get("link_bytes", 0)
@@ -67,12 +67,12 @@ class RoundNotes:
         return counted.with_faults(report.get("faults") or ())
 
     def broken_off(self, error: BaseException) -> RoundNotes:
-        """The notes once the round under way has failed."""
+        """Return the notes once the round under way has failed."""
         counted = replace(self, failed=self.failed + 1, under_way={})
         return counted.with_faults(getattr(error, "faults", ()))
 
     def with_faults(self, faults: Any) -> RoundNotes:
-        """The notes with a round's faults counted."""
+        """Return the notes with a round's faults counted."""
         kinds: dict[str, int] = {}
         for fault in faults:
             kinds[str(fault["kind"])] = kinds.get(str(fault["kind"]), 0) + 1
@@ -98,7 +98,7 @@ def noted_round(folder: Path | None, round_: int) -> Iterator[dict[str, Any]]:
 
     Yields
     ------
-    Gets the entries of the control unit's report.
+    Mapping that receives the entries of the control unit's report.
     """
     report: dict[str, Any] = {}
     notes = RoundNotes() if folder is None else read_notes(folder).begun(round_)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from client_pipeline.durable import check_not_input
 from client_pipeline.partition.plan import write_plans
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import Scenario, load_scenario
@@ -20,7 +21,7 @@ from flower_app.planning.plan_report import MOST_CLUSTERS, print_answer, schedul
 from strategies.dssda.answer import Answer
 from strategies.dssda.instance import Instance
 from strategies.dssda.instance_file import read_instance
-from strategies.dssda.power_control import (
+from strategies.dssda.paper.power_control import (
     PowerControl,
     check_power_control,
     control_power,
@@ -31,6 +32,7 @@ from strategies.dssda.queues import DRIFTS, Queues
 from strategies.dssda.round_problem import per_round_bound, round_instance
 from strategies.dssda.segments import solve_segments
 from strategies.dssda.split_band import divided
+from strategies.dssda.unequal_tebs import counted_tebs
 from strategies.planning.dry_run import LossTrace, PlannedRound, plan_rounds
 from strategies.planning.pipeline_choices import PipelineChoices
 from strategies.planning.policies import OPTIMAL, make_policy
@@ -65,15 +67,16 @@ class PlanRequest:
     """Tokens of a sample of that model."""
     write_plan: Path | None
     schedule: str = ""
-    """Of the pipelines, or ``auto``; empty: as the policy's plans say."""
+    """Schedule of the pipelines, or ``auto``; empty: as the policy's plans say."""
     token_slices: int = 1
-    """Of each micro-batch; 0: the event simulator's choice; 1: as the policy's plans say."""
-    lookahead: int = 1
-    """Rounds of a window, with more than one round to plan."""
+    """Slices of each micro-batch; 0: the event simulator's choice; 1: as the policy's plans say."""
 
     def __post_init__(self) -> None:
         if bool(self.instance) == bool(self.scenario):
             raise ValueError("plan: expected either --instance or --scenario")
+        if self.write_plan:
+            inputs = [Path(name) for name in (self.instance, self.scenario, self.plan_file) if name]
+            check_not_input("--write-plan", self.write_plan, *inputs)
         if self.problem not in PLAN_PROBLEMS:
             raise ValueError(f"--problem: expected one of {', '.join(PLAN_PROBLEMS)}, found {self.problem!r}")
         if self.segments not in SEGMENTS:
@@ -95,10 +98,6 @@ class PlanRequest:
         if self.instance and (self.drift != "true" or self.c11):
             raise ValueError("--drift and --c11 need a scenario: an instance has its weights, and no Gamma_max")
         check_power_control(self.power_control, "--power-control")
-        if self.lookahead < 1 or (self.lookahead > 1 and not (self.scenario and self.rounds > 1)):
-            raise ValueError(
-                f"--lookahead: expected at least 1, and above 1 a scenario and several --rounds, found {self.lookahead}"
-            )
         if self.choices.any and self.problem == "segments":
             raise ValueError(
                 "--schedule and --token-slices are for whole rounds: drop them, or drop --problem segments"
@@ -114,16 +113,16 @@ class PlanRequest:
 
     @property
     def choices(self) -> PipelineChoices:
-        """How the pipelines may run."""
+        """Return the schedules and slices that the pipelines may use."""
         return PipelineChoices.of(self.schedule, self.token_slices, "--")
 
 
 @dataclass(frozen=True)
 class Planned:
-    """What came out."""
+    """Result of a planning."""
 
     feasible: bool
-    """Whether all rounds were."""
+    """All rounds were feasible."""
     document: dict[str, Any]
     """For ``--json``: an answer, or the rounds and their summary."""
 
@@ -140,7 +139,10 @@ def make_plan(request: PlanRequest, echo: Callable[[str], None] | None) -> Plann
     if scenario is not None and request.rounds > 1:
         return _many_rounds(request, scenario, echo)
     round_ = _round(request, scenario)
-    instance, policy = round_.instance, _policy(request)
+    policy = _policy(request)
+    obstacle = "" if policy.tells_tebs_apart else f"policy {policy.name} needs equal TEBs"
+    instance, teb_costs = counted_tebs(round_.instance, obstacle)
+    round_ = replace(round_, instance=instance)
     choices = request.choices
     planning_policy = ScheduledPolicy(policy, choices) if choices.any else policy
     answer = solve_segments(instance) if request.problem == "segments" else planning_policy.plan(round_)
@@ -151,25 +153,33 @@ def make_plan(request: PlanRequest, echo: Callable[[str], None] | None) -> Plann
         answer, control = control_power(instance, answer)
     if echo:
         echo(_text(instance, answer, scenario.names if scenario is not None else ()))
+        if teb_costs:
+            echo(teb_costs)
         if control is not None:
             echo(control.text())
     feasible = answer.status != "infeasible"
-    decided: dict[str, Any] = {}
+    decided: dict[str, Any] = {"teb_costs": teb_costs} if teb_costs else {}
     if request.problem == "round" and feasible:
         # A policy may know more of a plan than its answer says: a plan file has orders and schedules.
         plans = policy.plans(round_, answer)
         if choices.any:
             plans = scheduled_plans(instance, answer, plans, choices, simulated_seconds(instance))
-            decided = {"schedules": schedule_rows(instance, answer, plans, slices=bool(choices.token_slices))}
+            decided |= {"schedules": schedule_rows(instance, answer, plans, slices=bool(choices.token_slices))}
             if echo:
                 echo(schedules_text(decided["schedules"]))
         if request.write_plan:
             write_plans(request.write_plan, plans)
-    return Planned(feasible, answer.to_dict() | _control_document(control) | decided)
+    if control is not None:
+        decided["power_control"] = control.to_dict()
+    return Planned(feasible, answer.to_dict() | decided)
 
 
-def _control_document(control: PowerControl | None) -> dict[str, Any]:
-    return {"power_control": control.to_dict()} if control is not None else {}
+def first_instance(request: PlanRequest) -> tuple[Scenario, Instance, Any]:
+    """Return a scenario with the costs of a model, its first round's problem, and the model's specification."""
+    from flower_app.verify import model_builder
+
+    scenario = _scenario(request)
+    return scenario, _round(request, scenario).instance, model_builder(request.model, seed=0)().spec
 
 
 def _scenario(request: PlanRequest) -> Scenario:
@@ -177,7 +187,7 @@ def _scenario(request: PlanRequest) -> Scenario:
     if not request.model:
         return scenario
     # torch and transformers are needed for this alone.
-    from client_pipeline.partition.families import adapter
+    from client_pipeline.families.registry import family_named
     from client_pipeline.system.costs import model_costs
     from flower_app.verify import model_builder
 
@@ -188,7 +198,7 @@ def _scenario(request: PlanRequest) -> Scenario:
         batch_size=planner.batch_size,
         local_steps=planner.local_steps,
     )
-    num_blocks = adapter(spec.family).num_blocks(spec)
+    num_blocks = family_named(spec.family).num_blocks(spec)
     return replace(scenario, costs=costs, planner=replace(planner, num_blocks=num_blocks))
 
 
@@ -228,7 +238,6 @@ def _many_rounds(request: PlanRequest, scenario: Scenario, echo: Callable[[str],
         power_control=request.power_control,
         schedule=request.schedule,
         token_slices=request.token_slices,
-        lookahead=request.lookahead,
     ):
         planned_rounds.append(round_)
         if echo:
@@ -238,13 +247,16 @@ def _many_rounds(request: PlanRequest, scenario: Scenario, echo: Callable[[str],
     if echo:
         echo("\n" + _text(last.instance, last.answer, scenario.names))
         echo(_summary_text(summary))
+        if last.teb_costs:
+            echo(last.teb_costs)
     feasible = all(r.answer.status != "infeasible" for r in planned_rounds)
     if request.write_plan and last.answer.status != "infeasible":
-        write_plans(request.write_plan, last.decision.plans)
+        write_plans(request.write_plan, last.plans)
     return Planned(feasible, {"rounds": [_round_document(r) for r in planned_rounds], "summary": summary})
 
 
 def _round_document(r: PlannedRound) -> dict[str, Any]:
+    control = r.power_control
     return {
         "round": r.number,
         **r.answer.to_dict(),
@@ -253,7 +265,8 @@ def _round_document(r: PlannedRound) -> dict[str, Any]:
         "gamma": [float(g) for g in r.gamma],
         "queues": r.queues.to_dict(),
         "violations": r.violations,
-        **_control_document(r.decision.power_control),
+        **({"power_control": control.to_dict()} if control is not None else {}),
+        **({"teb_costs": r.teb_costs} if r.teb_costs else {}),
     }
 
 
@@ -276,7 +289,7 @@ def _summary(planned_rounds: list[PlannedRound], gamma_max: float) -> dict[str, 
         "gamma_max": gamma_max,
         "largest_gap": max((r.answer.gap for r in planned_rounds if r.answer.gap is not None), default=None),
         "segments": sizes,
-        **control_summary([r.decision.power_control.to_dict() for r in planned_rounds if r.decision.power_control]),
+        **control_summary([r.power_control.to_dict() for r in planned_rounds if r.power_control]),
     }
 
 
@@ -285,7 +298,7 @@ def _line(r: PlannedRound) -> str:
     sizes = " ".join(f"{c.choice.num_segments}x{c.choice.m}" if c.selected and c.choice else "-" for c in clusters)
     if len(clusters) > MOST_CLUSTERS:
         sizes = sizes_text(clusters)
-    control = f"  {r.decision.power_control.text()}" if r.decision.power_control else ""
+    control = f"  {r.power_control.text()}" if r.power_control else ""
     return (
         f"round {r.number:>3}  latency {r.latency_s:7.1f} s  Γ {np.mean(r.gamma):.3f}  "
         f"Y {np.mean(r.queues.virtual):.3f}  S x m: {sizes}{control}"

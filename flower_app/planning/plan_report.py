@@ -10,8 +10,9 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from client_pipeline.counted import counted
 from strategies.dssda.answer import Answer, ClusterAnswer
-from strategies.dssda.evaluation import binding, device_energy, teb_and_link_seconds
+from strategies.dssda.evaluation import binding, choice_loads, device_energy, teb_and_link_seconds
 from strategies.dssda.instance import Instance
 
 MOST_CLUSTERS = 12
@@ -23,14 +24,7 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 
 
 def print_answer(console: Console, instance: Instance, answer: Answer, names: Sequence[str] = ()) -> None:
-    """Print the whole answer; of many clusters what they amount to, and the slowest and fastest of them.
-
-    Parameters
-    ----------
-    console : takes it
-    instance, answer : the round's
-    names : of the clusters' sites, (N,); empty: they have none
-    """
+    """Print the whole answer; of many clusters what they amount to, and the slowest and fastest of them."""
 
     def name(n: int) -> str:
         return f"cluster {n} ({names[n]})" if names and names[n] else f"cluster {n}"
@@ -49,14 +43,15 @@ def print_answer(console: Console, instance: Instance, answer: Answer, names: Se
 
 
 def sizes_text(clusters: Sequence[ClusterAnswer]) -> str:
-    """How many clusters train, with which S and m, and how many wait: one line however many there are."""
+    """Return one line of cluster counts: those that train, by S and m, and those that wait."""
     choices = [part.choice for part in clusters if part.selected and part.choice is not None]
     counts = Counter(f"{choice.num_segments}x{choice.m}" for choice in choices).most_common()
     words = [f"{times} of {size}" for size, times in counts[:_MOST_SIZES]]
     if rest := sum(times for _, times in counts[_MOST_SIZES:]):
         words.append(f"{rest} of other sizes")
     waiting = len(clusters) - len(choices)
-    return f"{len(choices)} of {len(clusters)} clusters train: {', '.join(words) or 'none'}; {waiting} clusters wait"
+    waiting_words = f"{counted(waiting, 'cluster')} {'waits' if waiting == 1 else 'wait'}"
+    return f"{len(choices)} of {len(clusters)} clusters train: {', '.join(words) or 'none'}; {waiting_words}"
 
 
 def schedules_text(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -122,7 +117,8 @@ def _devices(instance: Instance, n: int, part: ClusterAnswer) -> Table:
     assert choice is not None
     devices = instance.device_arrays(n)
     teb_s, link_s = teb_and_link_seconds(instance, n, choice.m)
-    energy = device_energy(instance, n, choice.delta, choice.m, choice.last)
+    loads = choice_loads(instance, n, choice)
+    energy = device_energy(instance, n, loads, choice.m, choice.last)
     table = Table(box=None, padding=(0, 1), pad_edge=True, header_style="dim")
     table.add_column("device", justify="right")
     table.add_column(f"TEBs 0 to {instance.L - 1}", width=_BAR, no_wrap=True)
@@ -137,7 +133,7 @@ def _devices(instance: Instance, n: int, part: ClusterAnswer) -> Table:
         cells = [
             f"{blocks}",
             f"{devices.phi[k] * devices.f[k] / 1e9:.2f}",
-            f"{blocks * teb_s[k]:.3g}",
+            f"{loads[k] * teb_s[k]:.3g}",
             f"{link_s[k] if pays else 0:.3g}",
             f"{blocks * instance.gamma0 / devices.mem[k]:.0%}" if devices.mem[k] > 0 else "-",
         ]

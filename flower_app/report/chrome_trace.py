@@ -57,12 +57,7 @@ def chrome_trace(timeline: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_trace(run_dir: Path) -> Path | None:
-    """Write ``trace.json`` beside ``timeline.json``.
-
-    Returns
-    -------
-    The trace; None where the run has no timeline.
-    """
+    """Write ``trace.json`` beside ``timeline.json``; None where the run has no timeline."""
     try:
         timeline = json.loads((run_dir / TIMELINE).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -77,7 +72,12 @@ def _process(cluster: Mapping[str, Any], clock: str, pid: int) -> list[dict[str,
     metadata = [_name("process_name", pid, 0, f"cluster {cluster['cluster']}{site}, {clock}")]
     metadata.append({"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}})
     for thread in sorted({_thread(str(kind), int(place)) for kind, place, *_ in clock_events}):
-        metadata.append(_name("thread_name", pid, thread, _thread_name(thread, cluster.get("order") or ())))
+        place, role = divmod(thread - 1, 3)
+        order: Sequence[int] = cluster.get("order") or ()
+        name = f"stage {place}" + (f", device {order[place]}" if place < len(order) else "")
+        if role:
+            name = f"link {place} to {place + 1}" if role == 1 else f"link {place + 1} to {place}"
+        metadata.append(_name("thread_name", pid, thread, name))
         metadata.append(
             {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": thread, "args": {"sort_index": thread}}
         )
@@ -102,13 +102,6 @@ def _complete(event: Sequence[Any], pid: int) -> dict[str, Any]:
 def _thread(kind: str, place: int) -> int:
     """A stage has 1, 4, 7, ...; then come the link to the next stage, and the way back."""
     return 3 * place + (1 if kind in _STAGES else 3 if kind == "g" else 2)
-
-
-def _thread_name(thread: int, order: Sequence[int]) -> str:
-    place, role = divmod(thread - 1, 3)
-    if role:
-        return f"link {place} to {place + 1}" if role == 1 else f"link {place + 1} to {place}"
-    return f"stage {place}" + (f", device {order[place]}" if place < len(order) else "")
 
 
 def _name(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:

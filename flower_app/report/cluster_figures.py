@@ -30,6 +30,7 @@ from flower_app.report.drawing import (
     need_values,
     new_figure,
     plot_curve,
+    plot_runs,
     stack_parts,
     window_means,
     window_of,
@@ -39,7 +40,7 @@ from flower_app.report.timeline_figure import add_boxes
 _MANY = 24
 """Clusters that are drawn one by one; of more, ranges, and those with the most and the least."""
 _SHOWN = 16
-"""Of many clusters, or of many devices, those with the most and the least."""
+"""Most clusters or devices in a figure: those with the most and the least."""
 _STATES: dict[str, dict[str, Any]] = {
     "selected": {"facecolor": DARK, "edgecolor": DARK, "linewidth": 0.1},
     "not selected": {"facecolor": "#eeeeee", "edgecolor": "#bbbbbb", "linewidth": 0.1},
@@ -68,12 +69,8 @@ def draw_queues(runs: Sequence[RunData]) -> Figure:
         label_rounds(queue_axes, runs, "virtual queue Y of each cluster")
         label_rounds(bound_axes, runs, "bound Γ of each cluster")
     else:
-        for i, run in enumerate(runs):
-            for axis, key, of in ((queue_axes, "queue", "max"), (bound_axes, "gamma", "mean")):
-                values = run.over_clusters(key, of)
-                plot_curve(axis, run, values, i, run.label)
-        label_rounds(queue_axes, runs, "largest virtual queue Y")
-        label_rounds(bound_axes, runs, "bound Γ, mean over clusters")
+        plot_runs(queue_axes, runs, lambda run: run.over_clusters("queue", "max"), "largest virtual queue Y")
+        plot_runs(bound_axes, runs, lambda run: run.over_clusters("gamma", "mean"), "bound Γ, mean over clusters")
     limits = {value for run in runs if np.isfinite(value := _last(run.series("virtual", "gamma_max")))}
     for value in sorted(limits):
         bound_axes.axhline(value, color="black", linewidth=1.6, linestyle=(0, (8, 3)), label=f"Γmax = {value:.4g}")
@@ -82,7 +79,7 @@ def draw_queues(runs: Sequence[RunData]) -> Figure:
 
 
 def _spread(axis: Axes, run: RunData, key: str) -> None:
-    """What many clusters have together, and the one with the most of it."""
+    """Draw the sum over many clusters, and the largest cluster."""
     values = run.cluster_series(key)
     width = window_of(run)
     means = np.array([window_means(row, width) for row in values])
@@ -163,7 +160,9 @@ def _image(axis: Axes, states: NDArray[np.str_], numbers: FloatArray) -> None:
 
 def draw_energy(runs: Sequence[RunData]) -> Figure:
     """Energy of the rounds, and in total."""
-    parts = [run.energy_parts() for run in runs]
+    # Of each cluster and round, (N, R) each [J].
+    keys = {"devices": "device_energy_j", "uploads": "uplink_energy_j"}
+    parts = [{name: run.cluster_series(key) for name, key in keys.items()} for run in runs]
     need_values([part["devices"] for part in parts], "no round has an energy")
     figure, axes = new_figure(1, 2, HEIGHT + 0.3)
     if len(runs) == 1:
@@ -171,16 +170,15 @@ def draw_energy(runs: Sequence[RunData]) -> Figure:
         stack_parts(axes[0, 0], run, {name: np.nansum(values, axis=0) for name, values in parts[0].items()})
         label_rounds(axes[0, 0], runs, "energy of a round [J]")
         joules = {name: np.nansum(values, axis=1) for name, values in parts[0].items()}
-        places, some = extremes(sum(joules.values(), np.zeros(len(run.cluster_numbers))), _most(run))
+        most = _MANY if len(run.cluster_numbers) <= _MANY else _SHOWN
+        places, some = extremes(sum(joules.values(), np.zeros(len(run.cluster_numbers))), most)
         totals = [{name: float(values[i]) for name, values in joules.items()} for i in places]
         numbers = [run.cluster_numbers[i] for i in places]
-        draw_bars(axes[0, 1], [_tick(run, n) for n in numbers], totals, "energy of the whole run [J]")
+        ticks = [f"{n} {run.names[n]}" if n in run.names else f"{n}" for n in numbers]
+        draw_bars(axes[0, 1], ticks, totals, "energy of the whole run [J]")
         axes[0, 1].set_xlabel(f"cluster{_left_away(some, len(run.cluster_numbers))}")
     else:
-        for i, run in enumerate(runs):
-            energy = run.series("virtual", "energy_j")
-            plot_curve(axes[0, 0], run, energy, i, run.label)
-        label_rounds(axes[0, 0], runs, "energy of a round [J]")
+        plot_runs(axes[0, 0], runs, lambda run: run.series("virtual", "energy_j"), "energy of a round [J]")
         totals = [{name: float(np.nansum(values)) for name, values in part.items()} for part in parts]
         draw_bars(axes[0, 1], runs, totals, "energy of the whole run [J]")
     add_legend(figure)
@@ -199,7 +197,8 @@ def draw_memory(runs: Sequence[RunData]) -> Figure:
         where = f"cluster.device{_left_away(some, len(devices))}"
         pairs, whole_model_bytes = [memory_by_run[0][devices[i]] for i in places], [runs[0].whole_model_bytes()]
     else:
-        pairs = [_largest(memory.values()) for memory in memory_by_run]
+        largest = [np.array([*memory.values(), (np.nan, np.nan)]) for memory in memory_by_run]
+        pairs = [(float(np.fmax.reduce(pair[:, 0])), float(np.fmax.reduce(pair[:, 1]))) for pair in largest]
         labels, whole_model_bytes = [run.label for run in runs], [run.whole_model_bytes() for run in runs]
         where = "run: its largest device"
     values = np.array([pair for pair in pairs] + [(w, np.nan) for w in whole_model_bytes])
@@ -226,15 +225,6 @@ def draw_memory(runs: Sequence[RunData]) -> Figure:
     return figure
 
 
-def _most(run: RunData) -> int:
-    """Clusters that get a bar of their own."""
-    return _MANY if len(run.cluster_numbers) <= _MANY else _SHOWN
-
-
-def _tick(run: RunData, n: int) -> str:
-    return f"{n} {run.names[n]}" if n in run.names else f"{n}"
-
-
 def _left_away(some: bool, number: int) -> str:
     return f": of {number:,} those with the most and the least" if some else ""
 
@@ -248,9 +238,3 @@ def _spans(chosen: NDArray[np.bool_], numbers: FloatArray) -> list[tuple[float, 
 def _last(values: FloatArray) -> float:
     known = values[np.isfinite(values)]
     return float(known[-1]) if len(known) else float("nan")
-
-
-def _largest(pairs: Any) -> tuple[float, float]:
-    array = np.array([*pairs, (np.nan, np.nan)])
-    low = np.where(np.isfinite(array), array, -np.inf).max(axis=0)
-    return tuple(np.where(np.isfinite(low), low, np.nan).tolist())

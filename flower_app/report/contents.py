@@ -1,4 +1,4 @@
-"""What the report shows, in its order."""
+"""Contents of the report, in order."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from matplotlib.figure import Figure
 
 from flower_app.report.cluster_figures import draw_energy, draw_memory, draw_queues, draw_selection
 from flower_app.report.data import RunData
-from flower_app.report.figures import draw_bytes, draw_latency, draw_loss
+from flower_app.report.figures import draw_bytes, draw_latency, draw_loss, draw_wall
 from flower_app.report.timeline_figure import draw_timeline
-from flower_app.report.wall_figure import draw_wall
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,13 +18,15 @@ class FigureSpec:
     """One figure of the report."""
 
     id: str
-    """Of its HTML element."""
+    """Id of the HTML element."""
     title: str
     caption: str
     several: str
-    """What the caption says instead where several runs are beside each other."""
+    """Caption where several runs are beside each other."""
     draw: Callable[[Sequence[RunData]], Figure]
     """Raises :class:`NoData`."""
+    modelled: bool = True
+    """The figure shows the network as the system model has it, and is folded away."""
 
 
 FIGURES = (
@@ -37,6 +38,7 @@ FIGURES = (
         several="Training loss of each round and what the evaluations found on held-out data, one curve per run, over "
         "rounds and over the virtual time that the system model gives them.",
         draw=draw_loss,
+        modelled=False,
     ),
     FigureSpec(
         id="latency",
@@ -60,6 +62,7 @@ FIGURES = (
         several="Wall seconds are those of the machines that ran these. Left: the mean of a round by what it went to. "
         "Right: faults at the end of the round in which they were recorded, by run and kind.",
         draw=draw_wall,
+        modelled=False,
     ),
     FigureSpec(
         id="queues",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,7 +20,7 @@ class NoData(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """What one run wrote."""
+    """Records of one run."""
 
     label: str
     """Its name in legends."""
@@ -43,7 +44,7 @@ class RunData:
 
     @cached_property
     def cluster_numbers(self) -> list[int]:
-        """Of all clusters that any round tells of."""
+        """Return the numbers of all clusters in any round."""
         numbers = {n for round_ in self.virtual for n in round_}
         for record in self.rounds:
             entries = [*(record.get("clusters") or ()), *(record.get("failed") or ()), *left_out(record)]
@@ -81,8 +82,8 @@ class RunData:
         values = []
         for record in self.rounds:
             compared = (record.get("plan") or {}).get("predictions") or ()
-            nobody: Mapping[str, Any] = {}
-            slowest = max(compared, key=lambda p: as_number(p.get("measured_train_s")), default=nobody)
+            no_cluster: Mapping[str, Any] = {}
+            slowest = max(compared, key=lambda p: as_number(p.get("measured_train_s")), default=no_cluster)
             values.append([as_number(slowest.get(f"{kind}_train_s")) for kind in ("predicted", "measured")])
         predicted, measured = np.array(values, dtype=np.float64).reshape(-1, 2).T
         return predicted, measured
@@ -104,7 +105,7 @@ class RunData:
         return np.where(is_known.any(axis=0), result, np.nan)
 
     def slowest_parts(self) -> dict[str, FloatArray]:
-        """What the cluster that sets the latency spends its time with [s], (R,) each."""
+        """Return the parts of the slowest cluster's time [s], (R,) each."""
         parts = {
             "pipeline of the slowest cluster": self.cluster_series("train_s"),
             "its upload": self.cluster_series("uplink_s"),
@@ -114,13 +115,9 @@ class RunData:
         if not len(total):
             return {name: np.full(len(self.rounds), np.nan) for name in parts}
         slowest = np.where(np.isfinite(total), total, -np.inf).argmax(axis=0)
-        nobody = ~np.isfinite(total).any(axis=0)
+        is_unknown = ~np.isfinite(total).any(axis=0)
         columns = np.arange(len(self.rounds))
-        return {name: np.where(nobody, np.nan, values[slowest, columns]) for name, values in parts.items()}
-
-    def energy_parts(self) -> dict[str, FloatArray]:
-        """Energy of the devices and of the upload of each cluster [J], (N, R) each."""
-        return {"devices": self.cluster_series("device_energy_j"), "uploads": self.cluster_series("uplink_energy_j")}
+        return {name: np.where(is_unknown, np.nan, values[slowest, columns]) for name, values in parts.items()}
 
     def link_bytes(self) -> FloatArray:
         """Modelled bytes between the devices of all clusters, (R,)."""
@@ -128,7 +125,7 @@ class RunData:
         return np.where(np.isfinite(values).any(axis=0), np.nansum(values, axis=0), np.nan)
 
     def states(self) -> NDArray[np.str_]:
-        """What each cluster did in each round, (N, R): ``selected``, ``not selected``, ``left out`` or ``failed``."""
+        """Return states by cluster and round, (N, R): ``selected``, ``not selected``, ``left out`` or ``failed``."""
         rows = {n: i for i, n in enumerate(self.cluster_numbers)}
         states = np.full((len(rows), len(self.rounds)), "not selected", dtype="<U12")
         for column, (record, virtual) in enumerate(zip(self.rounds, self.virtual, strict=True)):
@@ -168,7 +165,7 @@ class RunData:
 
 
 def used_bytes(spent: Mapping[str, Any]) -> float:
-    """What a device held at its peak, of its entry in a cluster's report; NaN if that is not known [byte].
+    """Return a device's peak memory from its entry in a cluster's report; NaN if unknown [byte].
 
     Runs of earlier releases know what its process had above idle.
     """
@@ -185,7 +182,7 @@ def as_number(value: Any) -> float:
 
 
 def extremes(values: FloatArray, most: int) -> tuple[list[int], bool]:
-    """Which of many values to show: all, or those with the most and the least, in falling order.
+    """Choose the values to show: all, or the largest and the smallest, in falling order.
 
     Parameters
     ----------
@@ -205,3 +202,40 @@ def extremes(values: FloatArray, most: int) -> tuple[list[int], bool]:
 def left_out(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """Clusters that the plan could not use, with ``cluster`` and ``reason``."""
     return (record.get("plan") or {}).get("left_out") or ()
+
+
+def scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Tags and values of one line of ``rounds.jsonl``; what is missing, null or not a number is left out."""
+    for tag, value in _tagged(record):
+        if isinstance(value, int | float) and math.isfinite(value):
+            yield tag, float(value)
+
+
+def _tagged(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield "train/loss", record.get("train_loss")
+    yield "train/lr", record.get("lr")
+    for name, value in (record.get("metrics") or {}).items():
+        yield f"validation/{name}", value
+    for name in ("bytes_down", "bytes_up"):
+        yield f"messages/{name}", record.get(name)
+    for name in ("messages_s", "round_s", "wall_s"):
+        yield f"wall/{name}", record.get(name)
+    yield "round/failed", len(record.get("failed") or ())
+    yield "round/left_out", len((record.get("plan") or {}).get("left_out") or ())
+    control = (record.get("plan") or {}).get("power_control") or {}
+    for name in ("iterations", "residual", "gap"):
+        yield f"power_control/{name}", control.get(name)
+    for report in record.get("clusters") or ():
+        for device, spent in (report.get("devices") or {}).items():
+            if math.isfinite(used := used_bytes(spent)):
+                yield f"memory_bytes/cluster_{report.get('cluster')}_device_{device}", used
+    virtual = record.get("virtual") or {}
+    for name in ("latency_s", "latency_eq15_s", "latency_fused_s", "energy_j", "gamma_max"):
+        yield f"virtual/{name}", virtual.get(name)
+    for cluster in virtual.get("clusters") or ():
+        n = cluster.get("cluster")
+        for name in ("gamma", "queue", "energy_queue", "train_s", "uplink_s", "waiting_s", "uplink_energy_j"):
+            yield f"{name}/cluster_{n}", cluster.get(name)
+        for name in ("device_energy_j", "link_bytes"):
+            if cluster.get(name):
+                yield f"{name}/cluster_{n}", sum(value or 0.0 for value in cluster[name])

@@ -1,11 +1,11 @@
-"""What the report's figures are drawn with: panels, curves, stacks and bars, read in black and white too.
+"""Panels, curves, stacks and bars of the report's figures, readable in black and white.
 
 Curves differ by line style and marker, areas by lightness and hatch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from flower_app.report.data import FloatArray, NoData, RunData
 
-_WIDTH = 9.6
-"""Of a figure [inch]."""
+WIDTH = 9.6
+"""Width of a figure [inch]."""
 HEIGHT = 3.1
 _MOST = 250
 """Points of a curve over the rounds; those of a longer run are means."""
@@ -32,7 +32,7 @@ def new_figure(
     rows: int, columns: int, height: float, *, sharey: Any = False, heights: Sequence[float] | None = None
 ) -> tuple[Figure, Any]:
     """Make a figure and its panels, (rows, columns)."""
-    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharey=sharey, height_ratios=heights)
     return figure, axes
 
@@ -55,6 +55,13 @@ def plot_curve(axis: Axes, run: RunData, values: FloatArray, i: int, label: str 
     """The i-th curve over the rounds; means of some where there are very many."""
     x = window_means(run.numbers, window_of(run))
     axis.plot(x, window_means(values, window_of(run)), label=label, **curve_look(i, len(x)) | look)
+
+
+def plot_runs(axis: Axes, runs: Sequence[RunData], series: Callable[[RunData], FloatArray], unit: str) -> None:
+    """Draw one curve for each run, and name the axes."""
+    for i, run in enumerate(runs):
+        plot_curve(axis, run, series(run), i, run.label)
+    label_rounds(axis, runs, unit)
 
 
 def window_of(run: RunData) -> int:
@@ -126,11 +133,6 @@ def add_legend(figure: Figure) -> None:
         one_row = sum(len(label) + 8 for label in looks) < 150
         columns = len(looks) if one_row else max(1, 150 // (max(map(len, looks)) + 8))
         figure.legend(looks.values(), looks.keys(), loc="outside upper left", ncols=columns, frameon=False)
-
-
-def blank_panel(axis: Axes, why: str) -> None:
-    """Say in a panel which data it lacks."""
-    panel_text(axis, f"no data: {why}")
 
 
 def panel_text(axis: Axes, text: str) -> None:

@@ -1,8 +1,9 @@
-"""The report's figures of whole rounds: loss, latency and bytes. Each takes one or several runs and draws them."""
+"""The report's figures of whole rounds, of one or several runs: loss, latency, bytes and wall clock."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -11,7 +12,6 @@ from flower_app.report.data import RunData
 from flower_app.report.drawing import (
     HEIGHT,
     add_legend,
-    blank_panel,
     byte_unit,
     curve_look,
     draw_bars,
@@ -20,9 +20,12 @@ from flower_app.report.drawing import (
     make_logarithmic,
     need_values,
     new_figure,
+    panel_text,
     plot_curve,
+    plot_runs,
     stack_parts,
 )
+from flower_app.report.round_parts import round_parts
 
 
 def draw_loss(runs: Sequence[RunData]) -> Figure:
@@ -52,10 +55,10 @@ def draw_loss(runs: Sequence[RunData]) -> Figure:
     for column, unit in enumerate(("round", "cumulated virtual time [s]")):
         axes[0 if metric is None else 1, column].set_xlabel(unit)
         if column and not timed:
-            blank_panel(axes[0, 1], "no round has a virtual latency")
-            blank_panel(axes[1, 1], "no round has a virtual latency")
+            panel_text(axes[0, 1], "no data: no round has a virtual latency")
+            panel_text(axes[1, 1], "no data: no round has a virtual latency")
         elif metric is None:
-            blank_panel(axes[1, column], "no round was evaluated")
+            panel_text(axes[1, column], "no data: no round was evaluated")
         else:
             axes[1, column].set_xlim(axes[0, column].get_xlim())
     add_legend(figure)
@@ -82,10 +85,7 @@ def draw_latency(runs: Sequence[RunData]) -> Figure:
         add_legend(figure)
         return figure
     figure, axes = new_figure(1, 2, HEIGHT + 0.4)
-    for i, run in enumerate(runs):
-        latency = run.series("virtual", "latency_s")
-        plot_curve(axes[0, 0], run, latency, i, run.label)
-    label_rounds(axes[0, 0], runs, "latency of a round [s]")
+    plot_runs(axes[0, 0], runs, lambda run: run.series("virtual", "latency_s"), "latency of a round [s]")
     parts = [{name: known_mean(values) for name, values in run.slowest_parts().items()} for run in runs]
     means = [known_mean(run.over_clusters("waiting_s", "mean")) for run in runs]
     draw_bars(axes[0, 1], runs, parts, "mean of a round [s]")
@@ -118,3 +118,49 @@ def draw_bytes(runs: Sequence[RunData]) -> Figure:
         axes[0, 0].set_ylim(bottom=0)
     add_legend(figure)
     return figure
+
+
+def draw_wall(runs: Sequence[RunData]) -> Figure:
+    """Wall seconds of the rounds by parts, and the faults at their wall time."""
+    need_values([run.series("round_s") for run in runs], "no round has its wall seconds")
+    figure, axes = new_figure(1, 2, HEIGHT + 0.4)
+    names = ("local steps", "weights to and from devices", "messages and waiting", "server")
+    # Of each round, (R,) each; NaN where a round does not tell.
+    rows_by_run = [np.array([round_parts(record) for record in run.rounds]).reshape(-1, len(names)) for run in runs]
+    parts = [{name: rows[:, i] for i, name in enumerate(names)} for rows in rows_by_run]
+    if len(runs) == 1:
+        stack_parts(axes[0, 0], runs[0], parts[0])
+        label_rounds(axes[0, 0], runs, "wall time of a round [s]")
+    else:
+        means = [{name: known_mean(values) for name, values in part.items()} for part in parts]
+        draw_bars(axes[0, 0], runs, means, "mean wall time of a round [s]")
+    axis, rows = axes[0, 1], 0
+    for run in runs:
+        rows += _faults(axis, run, rows, run.label if len(runs) > 1 else "")
+    if rows:
+        axis.set_xlabel("wall time [s]")
+        axis.set_ylim(rows - 0.5, -0.5)
+        axis.set_xlim(left=0)
+    else:
+        panel_text(axis, "no fault was recorded")
+    add_legend(figure)
+    return figure
+
+
+def _faults(axis: Any, run: RunData, first: int, prefix: str) -> int:
+    """Marks of a run's faults, a row for each kind; returns how many rows there are."""
+    times: dict[str, list[float]] = {}
+    ends = np.nan_to_num(run.series("wall_s"))
+    for record, end in zip(run.rounds, ends, strict=True):
+        for fault in record.get("faults") or ():
+            times.setdefault(str(fault.get("kind")), []).append(float(end))
+    ticks = [*axis.get_yticks()] if first else []
+    labels = [label.get_text() for label in axis.get_yticklabels()] if first else []
+    for row, (kind, marks) in enumerate(sorted(times.items()), first):
+        look = curve_look(row, len(marks)) | {"linestyle": "", "markevery": 1, "markersize": 6}
+        axis.plot(marks, [row] * len(marks), **look)
+        ticks.append(row)
+        labels.append(f"{prefix} {kind}".strip() + f" ({len(marks)})")
+    if times:
+        axis.set_yticks(ticks, labels)
+    return len(times)

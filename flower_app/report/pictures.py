@@ -1,4 +1,4 @@
-"""What a run leaves to look at: the report and the trace. A picture that fails never fails the run."""
+"""Report and trace of a run. A picture that fails never fails the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the wall seconds of a round went to, and more local steps where messages took most of them."""
+"""Parts of a round's wall time, with a hint to more local steps where messages take most of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from flower_app.report.data import as_number
 
 _SLOTS = ("prepare_s", "train_s", "collect_s")
-"""Of a cluster's report: weights to the devices, local steps, weights back."""
+"""Keys of a cluster's report: weights to the devices, local steps, weights back."""
 _MOST = 10
 """Times as many local steps as there were: more are never named."""
 
@@ -21,7 +21,7 @@ class RoundParts(NamedTuple):
     """Wall seconds of a round by what they went to; NaN where its line does not say."""
 
     local_steps: float
-    """Of the slowest cluster: the clusters work at the same time."""
+    """Local steps of the slowest cluster: the clusters work at the same time."""
     weights: float
     """To and from its devices."""
     messages: float

@@ -1,4 +1,4 @@
-"""Where the scalars of a run's rounds go beside its directory: ``report-to``, as users of a Trainer know it."""
+"""Trackers of a run's scalars (``report-to``), as users of a Trainer know them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from client_pipeline import durable
-from flower_app.report.tensorboard_log import TensorBoardLog, scalars
-from strategies.flower_internals import log
+from flower_app.report.data import scalars
+from strategies.flower_names import log
 
 SINKS = ("tensorboard", "mlflow", "wandb")
 _RUN_ID = "mlflow-run"
 """File in the run directory with the id of its run at MLflow: a run that goes on goes on there, too."""
 _PROJECT = "collapipe"
 _MOST_CHARACTERS = 500
-"""Of a parameter's value at MLflow."""
+"""Longest parameter value at MLflow."""
 
 
 class RoundSink(Protocol):
@@ -30,11 +30,9 @@ class RoundSink(Protocol):
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Take one line."""
-        ...
 
     def close(self) -> None:
         """End."""
-        ...
 
 
 def sink_names(report_to: str, tensorboard: bool = False) -> list[str]:
@@ -62,15 +60,7 @@ def sink_names(report_to: str, tensorboard: bool = False) -> list[str]:
 def open_sinks(
     report_to: str, tensorboard: bool, run_dir: Path, start_round: int, settings: Mapping[str, Any]
 ) -> RoundSinks | None:
-    """Open what ``report-to`` names; None where it names nothing.
-
-    Parameters
-    ----------
-    report_to, tensorboard : of the configuration
-    run_dir : the run directory; its name is the run's
-    start_round : the first round that will be written
-    settings : flat keys of the configuration
-    """
+    """Open the sinks that ``report-to`` names, from a first round on; None where it names nothing."""
     made: dict[str, RoundSink] = {}
     for name in sink_names(report_to, tensorboard):
         if name == "tensorboard":
@@ -80,13 +70,33 @@ def open_sinks(
     return RoundSinks(made) if made else None
 
 
-class RoundSinks:
-    """Several sinks as one; a training goes on where one of them fails, which is logged once for each.
+class TensorBoardLog:
+    """Writes the scalars of a run's rounds to ``<run>/tensorboard``, at step = round.
 
     Parameters
     ----------
-    sinks : by name
+    run_dir : the run directory
+    start_round : the first round that will be written; what an interrupted process wrote from there on is dropped
     """
+
+    def __init__(self, run_dir: Path, start_round: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=start_round)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Write the scalars of one round's record, and hand them to the disk: a run may be killed."""
+        for name, value in scalars(record):
+            self._writer.add_scalar(name, value, int(record["round"]))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
+
+
+class RoundSinks:
+    """Several sinks as one; a training goes on where one of them fails, which is logged once for each."""
 
     def __init__(self, sinks: Mapping[str, RoundSink]) -> None:
         self._sinks = sinks
@@ -112,13 +122,7 @@ class RoundSinks:
 
 
 class MlflowSink:
-    """Writes to the store that ``MLFLOW_TRACKING_URI`` names, or to ``mlflow.db`` beside the run directories.
-
-    Parameters
-    ----------
-    run_dir : the run directory
-    settings : the run's parameters
-    """
+    """Writes to the store that ``MLFLOW_TRACKING_URI`` names, or to ``mlflow.db`` beside the run directories."""
 
     def __init__(self, run_dir: Path, settings: Mapping[str, Any]) -> None:
         from mlflow.tracking import MlflowClient
@@ -142,7 +146,10 @@ class MlflowSink:
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
-        values = [Metric(_metric_name(tag), value, now, int(record["round"])) for tag, value in scalars(record)]
+        values = [
+            Metric(re.sub(r"[^A-Za-z0-9_\-. /]", "_", tag), value, now, int(record["round"]))
+            for tag, value in scalars(record)
+        ]
         # Its stores take at most a thousand at once.
         for first in range(0, len(values), 1000):
             self._client.log_batch(self.run_id, metrics=values[first : first + 1000])
@@ -180,7 +187,3 @@ class WandbSink:
     def close(self) -> None:
         """End the run there."""
         self._run.finish()
-
-
-def _metric_name(tag: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_\-. /]", "_", tag)

@@ -12,11 +12,10 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 
 from flower_app.report.data import NoData, RunData, extremes
+from flower_app.report.drawing import WIDTH, new_figure
 
-_WIDTH = 9.6
-"""Of the figure [inch]."""
-_POINTS = 0.86 * _WIDTH * 72
-"""Of a panel's time axis, about."""
+_POINTS = 0.86 * WIDTH * 72
+"""Width of a panel's time axis [pt], about."""
 _MOST = 8
 """Clusters of a run that are drawn: of more, those whose step takes longest and shortest."""
 _ROW = 0.24
@@ -55,9 +54,8 @@ def draw_timeline(runs: Sequence[RunData]) -> Figure:
         raise NoData("the run has no timeline.json; a round writes it when it ends")
     heights = [_ROW * max(_rows(events), 2) for _, events, _, _ in panels]
     height = sum(heights) + 0.62 * len(panels) + 0.4
-    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axis, (title, events, order, unit) in zip(axes, panels, strict=True):
+    figure, axes = new_figure(len(panels), 1, height, heights=heights)
+    for axis, (title, events, order, unit) in zip(axes[:, 0], panels, strict=True):
         _gantt(axis, events, order)
         axis.set_title(title, fontsize=9, loc="left")
         axis.set_xlabel(unit)
@@ -85,7 +83,10 @@ def _panels(run: RunData, named: bool) -> list[tuple[str, Sequence[Sequence[Any]
     """Title, events, devices and time axis of each panel."""
     clusters: Sequence[Mapping[str, Any]] = (run.timeline or {}).get("clusters") or ()
     panels = []
-    places, some = extremes(np.array([_step_s(cluster) for cluster in clusters]), _MOST)
+    # The time of a step as modelled, or else as measured.
+    events = [cluster.get("modelled") or cluster.get("measured") or () for cluster in clusters]
+    step_s = [max((float(event[4]) for event in of_cluster), default=0.0) for of_cluster in events]
+    places, some = extremes(np.array(step_s), _MOST)
     for i in places:
         cluster = clusters[i]
         name = f"{run.label}, " if named else ""
@@ -100,12 +101,6 @@ def _panels(run: RunData, named: bool) -> list[tuple[str, Sequence[Sequence[Any]
     return panels
 
 
-def _step_s(cluster: Mapping[str, Any]) -> float:
-    """How long a step takes: as modelled, or else as measured."""
-    events = cluster.get("modelled") or cluster.get("measured") or ()
-    return max((float(event[4]) for event in events), default=0.0)
-
-
 def _rows(events: Sequence[Sequence[Any]]) -> int:
     """Stages, and the links between them where there are events of links."""
     stages = 1 + max(int(event[1]) for event in events)
@@ -117,7 +112,11 @@ def _gantt(axis: Axes, events: Sequence[Sequence[Any]], order: Sequence[int]) ->
     stages = sorted({int(event[1]) for event in events if event[0] not in _LINKS})
     spread = 2 if any(event[0] in _LINKS for event in events) else 1
     makespan = max(float(event[4]) for event in events)
-    for (kind, place), spans in _grouped(events).items():
+    spans_by_place: dict[tuple[str, int], list[tuple[int, float, float]]] = {}
+    for kind, place, micro_batch, start, end in events:
+        if kind in _LOOKS:
+            spans_by_place.setdefault((kind, int(place)), []).append((int(micro_batch), float(start), float(end)))
+    for (kind, place), spans in spans_by_place.items():
         low, height = _place(kind, spread * place)
         add_boxes(axis, [(start, end - start, low, height) for _, start, end in spans], **_LOOKS[kind])
         if kind in _LINKS:
@@ -134,14 +133,6 @@ def _gantt(axis: Axes, events: Sequence[Sequence[Any]], order: Sequence[int]) ->
     axis.set_xlim(0, makespan)
     axis.grid(True, axis="x")
     axis.grid(False, axis="y")
-
-
-def _grouped(events: Sequence[Sequence[Any]]) -> dict[tuple[str, int], list[tuple[int, float, float]]]:
-    groups: dict[tuple[str, int], list[tuple[int, float, float]]] = {}
-    for kind, place, micro_batch, start, end in events:
-        if kind in _LOOKS:
-            groups.setdefault((kind, int(place)), []).append((int(micro_batch), float(start), float(end)))
-    return groups
 
 
 def _place(kind: str, row: int) -> tuple[float, float]:

@@ -1,19 +1,22 @@
-"""``rounds.jsonl`` for whoever reads it while a run goes on: a resumed run takes back what no checkpoint holds."""
+"""Reading ``rounds.jsonl`` while a run goes on: a resumed run takes back what no checkpoint holds."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flower_app.runs.run_directory import ROUNDS, read_rounds
 
 _TAIL_BYTES = 4096
+_RECENT = 10
+"""Rounds over which the time of one is averaged."""
 
 
 class NewRounds(NamedTuple):
-    """What has changed since the last look."""
+    """Rounds added or changed since the last look."""
 
     kept: int
     """Rounds of those before that still count."""
@@ -22,17 +25,12 @@ class NewRounds(NamedTuple):
 
 
 class FollowedRounds:
-    """Reads what is added to the rounds of a run.
-
-    Parameters
-    ----------
-    run_dir : of a run that goes on, or has ended
-    """
+    """Reader of what is added to the rounds of a run."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._digests: list[str] = []
-        """Of each round's line."""
+        """Digest of each round's line."""
         self._offset = 0
         self._tail = b""
         """The bytes before the offset: others stand there once the file was cut and has grown again."""
@@ -64,3 +62,10 @@ class FollowedRounds:
                 return file.read(min(end, _TAIL_BYTES))
         except FileNotFoundError:
             return b""
+
+
+def seconds_left(rounds: Sequence[Mapping[str, Any]], num_rounds: int) -> float:
+    """Return the expected time to the end of the last round [s]; 0 where it is not known, or no round is left."""
+    # In the first round everything is set up.
+    recent = [float(record["round_s"]) for record in rounds[1:][-_RECENT:] if record.get("round_s")]
+    return sum(recent) / len(recent) * max(num_rounds - int(rounds[-1]["round"]), 0) if recent else 0.0

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from flower_app.error_text import error_text
 from flower_app.runs.run_directory import CONFIG, LATEST, read_rounds, read_run_config, read_summary
-from flower_app.runs.run_lock import is_served
+from flower_app.runs.run_lock import check_readable, is_served
 
 UNREADABLE = "unreadable"
 _MEGA = 1e6
@@ -26,11 +26,11 @@ class ListedRun:
 
     name: str
     status: str
-    """As in its summary; ``running``, ``stopped`` where it was killed, or ``unreadable``."""
+    """Status of the summary; ``running``, ``stopped`` where it was killed, or ``unreadable``."""
     size: int
-    """Of all files [byte]."""
+    """Size of all files [byte]."""
     modified: float
-    """When it was written to last [s since 1970]."""
+    """Time of the last write [s since 1970]."""
     task: str = ""
     rounds: int = 0
     """Rounds that are done."""
@@ -41,7 +41,7 @@ class ListedRun:
     metric_round: int | None = None
     """Round of the model that it is of."""
     reason: str = ""
-    """Why it is unreadable."""
+    """Reason why it is unreadable."""
 
 
 def listed_runs(runs_dir: Path) -> list[ListedRun]:
@@ -83,6 +83,7 @@ def _files(run_dir: Path) -> Iterator[os.stat_result]:
 
 
 def _contents(run_dir: Path) -> dict[str, Any]:
+    check_readable(run_dir)
     config, rounds, summary = read_run_config(run_dir), read_rounds(run_dir)[0], read_summary(run_dir)
     status = str(summary["status"]) if summary else "running" if is_served(run_dir) else "stopped"
     end = summary or {}
@@ -107,12 +108,8 @@ def runs_table(runs: list[ListedRun]) -> Table:
     table = Table("run", "status", "task", "rounds", "metric", "MB", "written", box=None, pad_edge=False)
     for run in runs:
         rounds = "-" if run.status == UNREADABLE else f"{run.rounds}/{run.num_rounds}"
-        table.add_row(run.name, run.status, run.task or "-", rounds, *_cells(run))
+        is_known = isinstance(run.value, int | float)
+        metric = f"{run.metric} {run.value:.4g} (round {run.metric_round})" if is_known else "-"
+        written = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.modified))
+        table.add_row(run.name, run.status, run.task or "-", rounds, metric, f"{run.size / _MEGA:.1f}", written)
     return table
-
-
-def _cells(run: ListedRun) -> tuple[str, str, str]:
-    value: Any = run.value
-    known = isinstance(value, int | float)
-    metric = f"{run.metric} {value:.4g} (round {run.metric_round})" if known else "-"
-    return metric, f"{run.size / _MEGA:.1f}", time.strftime("%Y-%m-%d %H:%M", time.localtime(run.modified))

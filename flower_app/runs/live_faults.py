@@ -1,16 +1,17 @@
-"""What goes wrong in the round under way, before its line is written: for the watch page and for the terminal."""
+"""Faults of the round under way, before its line is written, for the watch page and the terminal."""
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from client_pipeline.documents import json_value
+from client_pipeline.link.cluster_news import ENDED
 from flower_app.runs.run_directory import CLUSTERS, read_live
 
 CLUSTER_SILENT_S = 1.3
-"""A control unit tells of itself twice a second; after this it is told that it does not [s]."""
+"""A control unit reports twice a second; after this time it counts as silent [s]."""
 
 
 class MissingSign(NamedTuple):
@@ -19,7 +20,7 @@ class MissingSign(NamedTuple):
     round: int
     cluster: int
     device: int | None
-    """None: its control unit."""
+    """Number of the device; None: the control unit."""
     state: str
     """``silent``, or ``ended``: its process is gone."""
     seconds: float
@@ -28,7 +29,7 @@ class MissingSign(NamedTuple):
     def __str__(self) -> str:
         """One line for people."""
         place = f"cluster {self.cluster}" + ("" if self.device is None else f", device {self.device}")
-        if self.state == "ended":
+        if self.state == ENDED:
             return f"{place}: its process ended {self.seconds:.0f} s ago"
         return f"{place}: no sign of life for {self.seconds:.0f} s"
 
@@ -39,7 +40,7 @@ def faults_of_round(run_dir: Path, first: int) -> list[dict[str, Any]]:
     faults = [fault for news in live.values() for fault in news["faults"]]
     for path in sorted((run_dir / CLUSTERS).glob("*/faults.json")):
         try:
-            kept = json.loads(path.read_text(encoding="utf-8"))
+            kept = json_value(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             # It is being replaced, or its cluster is being started again.
             continue
@@ -49,7 +50,7 @@ def faults_of_round(run_dir: Path, first: int) -> list[dict[str, Any]]:
 
 
 def missing_signs(run_dir: Path, first: int) -> list[MissingSign]:
-    """Who gives no sign of life in rounds from ``first`` on, as the server has heard it."""
+    """Return devices and control units without a sign of life in rounds from ``first`` on, as the server sees it."""
     now, missing = time.time(), []
     for cluster, news in sorted(read_live(run_dir).items()):
         round_, silent_s = int(news["round"]), max(now - float(news["heard"]), 0.0)

@@ -1,4 +1,4 @@
-"""Which machines a run has used, as they name themselves before its first round: ``machines.jsonl``.
+"""Machines of a run, as they name themselves before its first round: ``machines.jsonl``.
 
 A run that is continued elsewhere adds a line: its wall seconds are those of several machines then.
 """
@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from client_pipeline.runtime.machine import machine_facts
+from client_pipeline.runtime.ray.machine import machine_facts
 from flower_app.runs.run_directory import read_objects
 
 MACHINES = "machines.jsonl"
 
 MachineFacts = Mapping[str, str | int]
-"""As :func:`client_pipeline.runtime.machine.machine_facts` has them."""
+"""Facts of :func:`client_pipeline.runtime.ray.machine.machine_facts`."""
 
 
 class ClusterMachines(NamedTuple):
@@ -28,14 +28,7 @@ class ClusterMachines(NamedTuple):
 
 
 def note_machines(run_dir: Path, completed: int, clusters: Mapping[int, ClusterMachines]) -> None:
-    """Add a line with the server's machine, this one, and those of the clusters.
-
-    Parameters
-    ----------
-    run_dir : the run directory
-    completed : rounds that were done before
-    clusters : machines of each cluster that named them
-    """
+    """Add a line with the machines of the server, this one, and of the clusters, after ``completed`` rounds."""
     line = {
         "after_round": completed,
         "server": machine_facts(),

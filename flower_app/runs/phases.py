@@ -1,4 +1,4 @@
-"""What a run does before its first round and after its last, as the server app notes it: ``phases.jsonl``.
+"""Phases of a run before its first round and after its last, noted by the server app: ``phases.jsonl``.
 
 Who follows a run shows these, so that half a minute of start-up does not look like a run that hangs.
 """
@@ -29,7 +29,7 @@ def begin_phase(run_dir: Path, phase: str) -> None:
 
 
 def phases_size(run_dir: Path) -> int:
-    """Where the file ends now: what a continued run did before is older [byte]."""
+    """Return the file's length: earlier phases of a continued run are older [byte]."""
     path = run_dir / PHASES
     return path.stat().st_size if path.exists() else 0
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind: ``runs/<time>-<name>/``.
+"""Files of a run: ``runs/<time>-<name>/``.
 
 ::
 
@@ -16,6 +16,8 @@
     machines.jsonl            which machines it has used: host, cores, memory, versions
     live.json                 what the control units tell of the round under way: faults, devices without a sign of life
     phases.jsonl              what came before the first round and after the last, and when
+    answers.json              answers to questions of the test set, before and after the training
+    mistakes.json             labels on the test set: scores by class, confusions, the worst examples
     summary.json              how it ended; written last
     logs/                     what the programs said; error.log: where in the code a run failed
 
@@ -33,7 +35,7 @@ import os
 import re
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,11 +43,17 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from client_pipeline import durable
+from client_pipeline.documents import json_value
+from flower_app.config.removed import without_kept_keys
 from flower_app.config.run_config import RunConfig, nested
 from flower_app.config.sources import expanded_path, read_config
 from flower_app.error_text import error_text
+from flower_app.runs.run_lock import check_readable
+from flower_app.runs.run_logs import ERROR_LOG, LOGS
 
 SUMMARY = "summary.json"
+MISTAKES = "mistakes.json"
+ANSWERS = "answers.json"
 ROUNDS = "rounds.jsonl"
 CONFIG = "config.toml"
 LATEST = "latest"
@@ -61,17 +69,14 @@ INFEASIBLE = "infeasible"
 INTERRUPTED = "interrupted"
 STATUSES = (FINISHED, FAILED, BAD_INPUT, INFEASIBLE, INTERRUPTED)
 """Values of the summary's ``status``."""
+_RUN_ENDED = "RunNotRunningException"
+"""Flower raises it in a server app whose run is over; it is not public."""
 RUN_NAME = re.compile(r"\w[\w.-]{0,200}")
 """A run's name as nodes take it: it becomes part of a path there."""
 
 
-def create_run_directory(runs_dir: str | Path, name: str, *, latest: bool = True) -> Path:
-    """Make a new, empty run directory and, if it is to be the ``latest``, point that to it.
-
-    Returns
-    -------
-    Its absolute path.
-    """
+def create_run_directory(runs_dir: str | Path, name: str) -> Path:
+    """Make a new, empty run directory, and point ``latest`` to it; return its absolute path."""
     runs = Path(runs_dir).expanduser().resolve()
     durable.make_folders(runs)
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
@@ -82,38 +87,27 @@ def create_run_directory(runs_dir: str | Path, name: str, *, latest: bool = True
         except FileExistsError:
             continue
         durable.disk.sync(runs)
-        for folder in ("plans", "logs"):
+        for folder in ("plans", LOGS):
             durable.make_folders(run_dir / folder)
-        if latest:
-            point_latest(run_dir)
+        with contextlib.suppress(OSError):
+            # Some file systems have no links.
+            durable.point(runs / LATEST, run_dir.name)
         return run_dir
     raise FileExistsError(f"{runs}: a thousand runs named {stem} exist; choose another name")
 
 
 def claim_run_directory(run_dir: str | Path) -> Path:
-    """Make a run directory that the user names.
-
-    Raises
-    ------
-    ValueError
-        If it holds a run already.
-    """
+    """Make a run directory that the user names."""
     path = Path(run_dir).expanduser().resolve()
     if (path / CONFIG).exists() or (path / SUMMARY).exists():
         raise ValueError(f"run-dir: {path} holds a run already; name another, or leave run-dir empty for a new one")
-    for folder in ("plans", "logs"):
+    for folder in ("plans", LOGS):
         durable.make_folders(path / folder)
     return path
 
 
 def check_unused(run_dir: Path) -> None:
-    """Refuse a directory in which a run has trained already: two runs would be mixed up.
-
-    Raises
-    ------
-    ValueError
-        Saying what is there.
-    """
+    """Refuse a directory in which a run has trained already: two runs would be mixed up."""
     for name in (ROUNDS, "checkpoint"):
         if (run_dir / name).exists():
             raise ValueError(
@@ -127,11 +121,12 @@ def find_run(run: str | Path, runs_dir: str | Path = "runs") -> Path:
 
     Raises
     ------
-    FileNotFoundError
-        If there is none; the message says where it was looked for.
+    FileNotFoundError, ValueError
+        If there is none; or if a reader would not come to an end there.
     """
     for candidate in (expanded_path("RUN", run), expanded_path("runs-dir", runs_dir) / run):
         if candidate.is_dir() and (candidate / CONFIG).is_file():
+            check_readable(candidate)
             return candidate.resolve()
     raise FileNotFoundError(
         f"run {str(run)!r}: found no run directory (a folder with {CONFIG}) there nor in {Path(runs_dir).resolve()}"
@@ -157,8 +152,8 @@ def write_config(run_dir: Path, config: RunConfig) -> Path:
 
 
 def read_run_config(run_dir: Path) -> RunConfig:
-    """Read the resolved configuration of a run."""
-    return RunConfig.from_flat(read_config(run_dir / CONFIG))
+    """Read the resolved configuration of a run, maybe of an earlier release; no class that it names is imported."""
+    return RunConfig.as_sent(without_kept_keys(read_config(run_dir / CONFIG)))
 
 
 def append_round(run_dir: Path, record: Mapping[str, Any]) -> None:
@@ -182,17 +177,7 @@ def read_rounds(run_dir: Path, offset: int = 0) -> tuple[list[dict[str, Any]], i
 
 
 def read_objects(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """Read the complete lines after byte ``offset`` of a file that grows, each a JSON object; none without the file.
-
-    Returns
-    -------
-    The objects, and the offset from which to go on.
-
-    Raises
-    ------
-    ValueError
-        As :func:`read_rounds`.
-    """
+    """Return the JSON objects in the complete lines of a growing file after byte ``offset``, and the next offset."""
     try:
         with path.open("rb") as file:
             file.seek(offset)
@@ -210,9 +195,25 @@ def write_plan(run_dir: Path, round_number: int, plan: Mapping[str, Any]) -> Pat
     return durable.write_text(path, _json(plan, indent=2), lasting=False)
 
 
-def write_timeline(run_dir: Path, timeline: Mapping[str, Any]) -> Path:
+def write_timeline(run_dir: Path, timeline: Mapping[str, Any]) -> None:
     """Write the last round's pipelines."""
-    return durable.write_text(run_dir / TIMELINE, _json(timeline), lasting=False)
+    durable.write_text(run_dir / TIMELINE, _json(timeline), lasting=False)
+
+
+def write_answers(run_dir: Path, when: str, answers: Sequence[Mapping[str, str]]) -> None:
+    """Add the answers ``before`` or ``after`` the training to those that are there; none: nothing is written."""
+    if answers:
+        text = _json(read_answers(run_dir) | {when: answers})
+        durable.write_text(run_dir / ANSWERS, text, lasting=False)
+
+
+def read_answers(run_dir: Path) -> dict[str, Any]:
+    """Read the answers of a run by ``before`` and ``after``; empty where it has none."""
+    try:
+        answers = json_value((run_dir / ANSWERS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return answers if isinstance(answers, dict) else {}
 
 
 class Wait(NamedTuple):
@@ -220,16 +221,11 @@ class Wait(NamedTuple):
 
     reason: str
     since: float
-    """When it began, whatever the reason was then [s, Unix time]."""
+    """Start of the phase, whatever its reason then [s, Unix time]."""
 
 
 def write_waiting(run_dir: Path, missing: Mapping[int, str]) -> None:
-    """Write whom the round under way waits for, why and since when; no file where it waits for nobody in particular.
-
-    Parameters
-    ----------
-    missing : reason of each cluster; one that was missing before stays so since then
-    """
+    """Write the clusters that the round under way waits for, with reason and first time; no file without any."""
     if not missing:
         (run_dir / WAITING).unlink(missing_ok=True)
         return
@@ -242,7 +238,7 @@ def write_waiting(run_dir: Path, missing: Mapping[int, str]) -> None:
 
 
 def read_waiting(run_dir: Path) -> dict[str, Wait]:
-    """Read whom the round under way waits for, by cluster; empty if for nobody in particular."""
+    """Read the clusters that the round under way waits for; empty without any."""
     waits = _clusters_of_the_moment(run_dir / WAITING)
     return {cluster: Wait(str(wait["reason"]), float(wait["since"])) for cluster, wait in waits.items()}
 
@@ -270,19 +266,13 @@ def read_live(run_dir: Path) -> dict[int, dict[str, Any]]:
 
 
 def rounds_mark(run_dir: Path) -> dict[str, Any]:
-    """Where ``rounds.jsonl`` ends now, and what it holds so far: for :func:`check_rounds`."""
+    """Return length and digest of ``rounds.jsonl`` for :func:`check_rounds`."""
     data = _rounds_data(run_dir)
     return {"rounds-size": len(data), "rounds-sha256": hashlib.sha256(data).hexdigest()}
 
 
 def check_rounds(run_dir: Path, mark: Mapping[str, Any]) -> None:
-    """Refuse a ``rounds.jsonl`` that does not begin with what it held at a mark.
-
-    Raises
-    ------
-    ValueError
-        Naming the file, and what was expected and found.
-    """
+    """Refuse a ``rounds.jsonl`` that does not begin with what it held at a mark."""
     size, data = int(mark["rounds-size"]), _rounds_data(run_dir)
     if len(data) < size:
         raise ValueError(f"{run_dir / ROUNDS}: expected at least {size} bytes, found {len(data)}")
@@ -293,7 +283,8 @@ def check_rounds(run_dir: Path, mark: Mapping[str, Any]) -> None:
 def reopen(run_dir: Path, size: int) -> None:
     """Make a run's directory that of a running one again: no summary, rounds up to ``size`` bytes."""
     durable.remove_leftovers(run_dir)
-    (run_dir / SUMMARY).unlink(missing_ok=True)
+    for name in (SUMMARY, MISTAKES):
+        (run_dir / name).unlink(missing_ok=True)
     if len(_rounds_data(run_dir)) > size:
         durable.truncate(run_dir / ROUNDS, size)
 
@@ -322,21 +313,27 @@ def write_summary(run_dir: Path, status: str, **entries: Any) -> Path:
 def write_failure(run_dir: Path, error: BaseException) -> Path:
     """Write that the run ended with ``error``: the user's mistake (ValueError, FileNotFoundError), no plan, a failure.
 
-    A bug may raise these too: so the traceback is kept as ``logs/error.log``. What is no ``Exception`` comes from a
-    signal, or from Flower when ``flwr stop`` has ended the run: it was interrupted.
+    A bug may raise these too: so the traceback is kept as ``logs/error.log``. A signal interrupts the run: Flower's
+    programs answer it with ``SystemExit(0)``, and Flower ends the run of a server app by an exception of its own. Other
+    programs' ends, and panics of libraries in Rust, are failures though they are no ``Exception``.
     """
-    (run_dir / "logs").mkdir(exist_ok=True)
     # A file of our own: the launcher ends all programs at the summary, maybe before they have passed on their logs.
     text = "".join(traceback.format_exception(error))
-    durable.write_text(run_dir / "logs" / "error.log", text, lasting=False)
-    if not isinstance(error, Exception):
+    with contextlib.suppress(OSError):
+        # On a full disk the summary, which is shorter, may still fit.
+        (run_dir / LOGS).mkdir(exist_ok=True)
+        durable.write_text(run_dir / LOGS / ERROR_LOG, text, lasting=False)
+    if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and not error.code):
         return write_summary(run_dir, INTERRUPTED, error="interrupted")
+    if type(error).__name__ == _RUN_ENDED:
+        reason = "Flower has ended the run: by flwr stop, or because its SuperLink was started anew"
+        return write_summary(run_dir, INTERRUPTED, error=reason)
     # Flower's client imports this module, and never the planner.
     from strategies.planning.planner import InfeasibleRound
 
     mistake = isinstance(error, ValueError | FileNotFoundError)
     status = INFEASIBLE if isinstance(error, InfeasibleRound) else BAD_INPUT if mistake else FAILED
-    return write_summary(run_dir, status, error=error_text(error, run_dir / "logs" / "error.log"))
+    return write_summary(run_dir, status, error=error_text(error, run_dir / LOGS / ERROR_LOG))
 
 
 def read_summary(run_dir: Path) -> dict[str, Any] | None:
@@ -356,7 +353,7 @@ def read_summary(run_dir: Path) -> dict[str, Any] | None:
 def _object(path: Path, data: bytes) -> dict[str, Any]:
     """Parse a JSON object of a run's file."""
     try:
-        value = json.loads(data)
+        value = json_value(data)
     except ValueError as error:
         raise ValueError(f"{path}: expected JSON, found {data[:60]!r}: {error}") from error
     if not isinstance(value, dict):
@@ -377,9 +374,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
-
-
-def point_latest(run_dir: Path) -> None:
-    """Point ``latest`` to a run, in one step; on a file system without links there is just none."""
-    with contextlib.suppress(OSError):
-        durable.point(run_dir.parent / LATEST, run_dir.name)

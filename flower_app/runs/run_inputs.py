@@ -11,15 +11,18 @@ from client_pipeline.run_identity import config_digest
 from client_pipeline.system.scenario import scenario_content
 from flower_app.config.run_config import RunConfig
 from flower_app.tasks.corpus import DataConfig, count_files
+from flower_app.tasks.texts import matching_files
 
 _SPLITS = ("train", "validation", "test")
 
 
 def input_digests(config: RunConfig) -> dict[str, str]:
-    """SHA-256 of the scenario, the plan file and the data files that are here, by configuration key."""
+    """SHA-256 of the scenario, the plan, the chat template and the data files that are here, by configuration key."""
     digests = {"scenario": hashlib.sha256(scenario_content(config.scenario)).hexdigest()}
     if config.plan:
         digests["plan"] = file_digest(Path(config.plan))
+    if Path(config.task.chat_template).is_file():
+        digests["task.chat-template"] = file_digest(Path(config.task.chat_template))
     for key, paths in _data_files(config.data, _SPLITS, None):
         digests[key] = _joint_digest(paths)
     return digests
@@ -32,13 +35,7 @@ def data_digest(data: DataConfig, cluster: int) -> str:
 
 
 def check_inputs(old_digests: Mapping[str, str], new_digests: Mapping[str, str]) -> None:
-    """Refuse to go on with other files than a run began with.
-
-    Raises
-    ------
-    ValueError
-        Naming the configuration key of the first that differs.
-    """
+    """Refuse to go on with other files than a run began with."""
     for key in sorted(old_digests.keys() | new_digests.keys()):
         expected, digest = old_digests.get(key, ""), new_digests.get(key, "")
         if expected != digest:
@@ -61,7 +58,7 @@ def _data_files(data: DataConfig, splits: tuple[str, ...], cluster: int | None) 
             if "{cluster}" in name:
                 numbers = range(count_files(data)) if cluster is None else (cluster,)
                 names = [name.replace("{cluster}", str(number)) for number in numbers]
-            paths = [Path(data.path) / each for each in names if each and (Path(data.path) / each).is_file()]
+            paths = [file for each in names if each for file in matching_files(Path(data.path) / each)]
             if paths:
                 yield f"data.{split}-{side}", paths
 

@@ -1,15 +1,14 @@
-"""Who may write: one command and one server app in a run directory, one run on a node.
+"""Locks: one command and one server app write in a run directory; one run trains on a node.
 
 All are ``flock`` locks: the system lets go of them when their holder ends, however it ends. The package filelock takes
-none of them, nor that of Ray's folders in :mod:`flower_app.launch.ray_folders`: its release unlocks what child
-processes have inherited, too, it has no shared lock to look with, and it leaves its file behind.
+none of them: it has no shared lock to look with, and it leaves its file behind.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import tempfile
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,27 +16,48 @@ from pathlib import Path
 from typing import IO
 
 COMMAND, SERVER = ".lock", ".server-lock"
+_NODES = "collapipe-nodes"
+"""Folder of the nodes' locks, in the home of the SuperLink that they are connected to."""
 _PROBES_S = 2.0
-"""How long another process may look whether a lock is taken, at most."""
+"""Longest time that another process may probe a lock [s]."""
+_SCRATCH = "flower"
+"""A run's programs' own folder: it is removed and made anew, and has links to the packages."""
+_KINDS = {
+    stat.S_IFLNK: "a link",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFREG: "a file",
+}
+
+
+def check_readable(run_dir: Path) -> None:
+    """Refuse a run directory on which a reader would wait or read without an end."""
+    for path in (*run_dir.iterdir(), *run_dir.glob("logs/*")):
+        try:
+            mode = path.stat().st_mode
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise ValueError(f"{path}: expected a file or folder, found {error.strerror}; remove it") from error
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            kind = _KINDS.get(stat.S_IFMT(mode), "a device")
+            raise ValueError(f"{path}: expected a file or folder, found {kind}; remove it")
 
 
 @contextmanager
-def locked(run_dir: Path) -> Iterator[int]:
+def locked(run_dir: Path) -> Iterator[None]:
     """Hold a run directory for a command while its run goes on.
-
-    Yields
-    ------
-    The lock's descriptor: a process that inherits it holds the directory, too, should this one be killed.
 
     Raises
     ------
     ValueError
         If the run goes on already: under another command, or in a server app that has outlived its command.
     """
-    with (run_dir / COMMAND).open("w") as file:
+    with _lock_file(run_dir / COMMAND) as file:
         if not _try_lock(file) or is_served(run_dir):
             raise _still_going(run_dir)
-        yield file.fileno()
+        yield
 
 
 @contextmanager
@@ -49,7 +69,7 @@ def serving(run_dir: Path) -> Iterator[None]:
     ValueError
         If another server app writes it.
     """
-    with (run_dir / SERVER).open("a") as file:
+    with _lock_file(run_dir / SERVER) as file:
         if not _try_lock(file, wait_s=_PROBES_S):
             raise _still_going(run_dir)
         file.truncate(0)
@@ -59,39 +79,61 @@ def serving(run_dir: Path) -> Iterator[None]:
 
 
 def is_served(run_dir: Path) -> bool:
-    """Whether a server app writes the run directory now."""
+    """Tell whether a server app writes the run directory now."""
     return server_process(run_dir) is not None
 
 
 def server_process(run_dir: Path) -> int | None:
     """Id of the process that writes the run directory now; 0 if it has not said so yet, None if there is none."""
     try:
-        with (run_dir / SERVER).open() as file:
-            return None if _try_lock(file, fcntl.LOCK_SH) else int(file.read() or 0)
+        with _lock_file(run_dir / SERVER, os.O_RDONLY) as file:
+            return None if _try_lock(file, fcntl.LOCK_SH) else int(file.read(20) or 0)
     except FileNotFoundError:
         return None
+
+
+def refuse_foreign_files(run_dir: Path) -> None:
+    """Refuse to write in a run directory that has links, pipes or files of another user.
+
+    The link ``model`` to a version in ``models`` is a run's own.
+    """
+    for folder, folders, files in os.walk(run_dir):
+        for path in (Path(folder), *(Path(folder, name) for name in (*folders, *files))):
+            try:
+                status = path.lstat()
+                version = path.readlink() if stat.S_ISLNK(status.st_mode) else None
+            except FileNotFoundError:
+                # A run that still goes on has removed it.
+                continue
+            if path != run_dir / "model" or version is None or version.parts[:-1] != ("models",):
+                _refuse_foreign(path, status, stat.S_IFREG, stat.S_IFDIR)
+        if Path(folder) == run_dir and _SCRATCH in folders:
+            folders.remove(_SCRATCH)
 
 
 @contextmanager
 def nodes_held(nodes: Sequence[int], run_dir: Path) -> Iterator[None]:
     """Hold nodes for a run: all server apps of a SuperLink are processes of one machine.
 
-    Parameters
-    ----------
-    nodes : Flower's ids
-    run_dir : the run's, for the message to another one
-
     Raises
     ------
     ValueError
         If another run holds one of them; the message names it.
     """
-    folder = _nodes_folder()
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise ValueError(f"{folder}: belongs to another user; have it removed, or set TMPDIR to a folder of your own")
+    # All server apps of a SuperLink have its home, and no other user writes there, as in a folder for temporary files.
+    folder = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr") / _NODES
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.lstat()
+    _refuse_foreign(folder, status, stat.S_IFDIR)
+    if status.st_mode & 0o022:
+        raise ValueError(
+            f"{folder}: expected mode 700, found {status.st_mode & 0o777:o}; take it from others: chmod 700"
+        )
     with ExitStack() as held:
-        remove_abandoned_nodes()
+        for path in folder.iterdir():
+            # A lock that no process holds is left by a killed run.
+            with _removable_lock(path):
+                pass
         for node in sorted(nodes):
             path = folder / str(node)
             file = held.enter_context(_removable_lock(path, _PROBES_S))
@@ -106,22 +148,37 @@ def nodes_held(nodes: Sequence[int], run_dir: Path) -> Iterator[None]:
         yield
 
 
-def remove_abandoned_nodes() -> None:
-    """Remove the files of nodes whose run was killed; those that somebody holds stay."""
-    for path in _nodes_folder().glob("*"):
-        with _removable_lock(path):
-            pass
+def _lock_file(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> IO[str]:
+    """Open a lock's file as it is: through no link, without emptying it, and without waiting at a pipe."""
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    except OSError:
+        # It may be a link, a folder or a socket.
+        if path.is_symlink() or path.exists():
+            _refuse_foreign(path, path.lstat(), stat.S_IFREG)
+        raise
+    try:
+        _refuse_foreign(path, os.fstat(descriptor), stat.S_IFREG)
+    except ValueError:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "r+" if flags & os.O_RDWR else "r", encoding="utf-8")
 
 
-def _nodes_folder() -> Path:
-    return Path(tempfile.gettempdir()) / f"collapipe-nodes-{os.getuid()}"
+def _refuse_foreign(path: Path, status: os.stat_result, *kinds: int) -> None:
+    """Refuse what is of another kind, or of another user but root."""
+    expected = f"{path}: expected {' or '.join(_KINDS[kind] for kind in kinds)} of your own"
+    if (kind := stat.S_IFMT(status.st_mode)) not in kinds:
+        raise ValueError(f"{expected}, found {_KINDS.get(kind, 'a device')}; remove it")
+    if status.st_uid not in (os.geteuid(), 0):
+        raise ValueError(f"{expected}, found one of user {status.st_uid}; use a copy of your own (cp -r), or remove it")
 
 
 @contextmanager
 def _removable_lock(path: Path, wait_s: float = 0.0) -> Iterator[IO[str] | None]:
     """Take a lock whose file goes when it is released; None if another process holds it."""
     while True:
-        with path.open("a", encoding="utf-8") as file:
+        with _lock_file(path) as file:
             if not _try_lock(file, wait_s=wait_s):
                 yield None
                 return

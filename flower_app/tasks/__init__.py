@@ -1,1 +1,1 @@
-"""What is learned: text of a task, its tokenizer, its batches and its metrics. One module per task."""
+"""Tasks: text, tokenizer, batches and metrics. One module per task."""

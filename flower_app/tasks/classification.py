@@ -3,37 +3,50 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
+from client_pipeline.partition.parts import ModelParts
 from client_pipeline.partition.spec import SEQUENCE_CLASSIFICATION
-from flower_app.tasks.corpus import INPUTS, LABELS, DataConfig
+from flower_app.tasks.corpus import INPUTS, LABELS, SECOND_TEXTS, DataConfig, listed
 from flower_app.tasks.encoded import EncodedText
-from flower_app.tasks.generated_labels import KINDS, classified
-from flower_app.tasks.labelled import Examples, LabelledData, load_table
+from flower_app.tasks.generated.generated_labels import KINDS, classified
+from flower_app.tasks.labelled import Examples, LabelledData, check_classes, load_table
 from flower_app.tasks.labelled_task import LabelledTask
+from flower_app.tasks.pairs import encode_pairs
 from flower_app.tasks.texts import Texts
 from flower_app.tasks.tokenizer import TextTokenizer
+from flower_app.tasks.trained_labels import labels_of
+
+Text = str | tuple[str, str]
+"""An input: a text or a pair of texts; or a label."""
 
 
-class ClassificationTask(LabelledTask[str]):
-    """Texts from tables (columns ``text`` and ``label``) or the hub."""
+class ClassificationTask(LabelledTask[Text]):
+    """Texts from tables (columns ``text`` and ``label``) or the hub; or pairs of them, with ``data.pair-column``."""
 
     name = "sequence-classification"
     head = SEQUENCE_CLASSIFICATION
     scores = ("loss", "accuracy", "macro_f1")
 
-    def read(self, data: DataConfig, split: str, cluster: int | None) -> Examples[str]:
-        """Read the two columns; an empty text or label is an error."""
+    def read(self, data: DataConfig, split: str, cluster: int | None) -> Examples[Text]:
+        """Read the columns; an empty text or label is an error."""
         table = load_table(data, split, cluster, "text", "label")
-        inputs = Texts(table.texts(INPUTS))
-        for row, text in enumerate(inputs):
-            if not text:
-                raise ValueError(f"{INPUTS}: {table.place(row)}: the text is empty; remove the line")
-        labels = [table.class_name(LABELS, value, table.place(row)) for row, value in enumerate(table.columns[LABELS])]
+        columns = {key: Texts(table.texts(key)) for key in (INPUTS, SECOND_TEXTS) if key in table.columns}
+        for key, texts in columns.items():
+            for row, text in enumerate(texts):
+                if not text:
+                    raise ValueError(f"{key}: {table.place(row)}: the text is empty; remove the line")
+        inputs: Sequence[Text] = columns[INPUTS]
+        if SECOND_TEXTS in columns:
+            inputs = list(zip(columns[INPUTS], columns[SECOND_TEXTS], strict=True))
+        labels = table.labels(LABELS, listed(data))
         declared = tuple(table.class_names.get(LABELS, ()))
+        if split == "train" and not (declared or data.labels):
+            check_classes(labels, LABELS)
         return Examples(inputs, labels, labels, lambda row, _: table.place(row), declared)
 
-    def generate(self, number: int, split: str, seed: int) -> Examples[str]:
+    def generate(self, number: int, split: str, seed: int) -> Examples[Text]:
         """Generate sentences, each with the kind of its first noun."""
         drawn = classified(number, split, seed)
         labels = [label for _, label in drawn]
@@ -49,36 +62,67 @@ class ClassificationTask(LabelledTask[str]):
             raise ValueError(f"data.labels: expected at least 2 labels, found {', '.join(kinds)}")
         return tuple(kinds)
 
-    def parts_of(self, value: str) -> list[str]:
-        """Return a text, or its label, as one."""
-        return [value]
+    def parts_of(self, value: Text) -> list[str]:
+        """Return a text, or its label, as one; of a pair both texts."""
+        return [value] if isinstance(value, str) else list(value)
 
-    def join(self, inputs: str, names: list[str]) -> str:
+    def join(self, inputs: Text, names: list[str]) -> Text:
         """Return the label."""
         return names[0]
 
     def encode(
-        self, inputs: Sequence[str], classes: Sequence[Sequence[int]], tokenizer: TextTokenizer, max_length: int
+        self, inputs: Sequence[Text], classes: Sequence[Sequence[int]], tokenizer: TextTokenizer, max_length: int
     ) -> LabelledData:
-        """Encode texts as ``[CLS] text [SEP]``; a text that is longer is cut."""
-        encoded_inputs = tokenizer.encode_each(inputs)
-        sequences = EncodedText.closed(encoded_inputs, [tokenizer.bos_id], [tokenizer.eos_id], max_length)
-        return LabelledData(sequences, EncodedText.of(classes), tokenizer.pad_id, False)
+        """Encode texts as ``[CLS] text [SEP]``, pairs by the tokenizer's own rule; one that is longer is cut.
 
-    def metrics(self, references: list[str], predictions: list[str]) -> tuple[dict[str, float], str]:
+        A decoder-only model's text has the marks that its tokenizer itself puts there.
+        """
+        labels = EncodedText.of(classes)
+        pairs = (value for value in inputs if not isinstance(value, str))
+        if not isinstance(inputs[0], str):
+            starts: list[int] = []
+            num_cut = 0
+
+            def each_ids() -> Iterator[list[int]]:
+                nonlocal num_cut
+                for ids, start, is_cut in encode_pairs(tokenizer, pairs, max_length):
+                    starts.append(start)
+                    num_cut += is_cut
+                    yield ids
+
+            encoded_pairs = EncodedText.of(each_ids())
+            return LabelledData(replace(encoded_pairs, truncated=num_cut), labels, tokenizer.pad_id, False, starts)
+        encoded_inputs = tokenizer.encode_each(value for value in inputs if isinstance(value, str))
+        sequences = EncodedText.closed(encoded_inputs, *tokenizer.label_marks, max_length)
+        return LabelledData(sequences, labels, tokenizer.pad_id, False)
+
+    def metrics(self, references: list[Text], predictions: list[Text]) -> tuple[dict[str, float], str]:
         """Accuracy, and the mean F1 of the labels that occur in either list."""
         return {
             "accuracy": sum(r == p for r, p in zip(references, predictions, strict=True)) / len(references),
-            "macro_f1": macro_f1(references, predictions),
+            "macro_f1": macro_f1(list(map(str, references)), list(map(str, predictions))),
         }, "accuracy and macro-F1 over the labels that occur"
 
-    def from_text(self, text: str, tokenizer: TextTokenizer) -> str:
-        """Return the text."""
-        return text.strip()
+    def probabilities(self, parts: ModelParts, tokenizer_json: str, inputs: Sequence[Text]) -> list[dict[str, float]]:
+        """Return the softmax of each text's logits, by label in the order of the model's classes."""
+        labels = labels_of(parts.spec)
+        return [
+            dict(zip(labels, logits_UC[0].double().softmax(dim=-1).tolist(), strict=True))
+            for _, logits_UC in self.logits(parts, tokenizer_json, inputs)
+        ]
 
-    def to_text(self, inputs: str, label: str) -> str:
+    def from_text(self, text: Text, tokenizer: TextTokenizer) -> Text:
+        """Return the text, or the pair."""
+        if isinstance(text, str):
+            return text.strip()
+        pair = tuple(part.strip() for part in text)
+        if len(pair) != 2 or not all(pair):
+            raise ValueError(f"expected a text or a pair of texts, found {text!r}")
+        return pair
+
+    def to_text(self, inputs: Text, label: Text) -> str:
         """Return the label."""
-        return label
+        return str(label)
 
 
 def macro_f1(references: Sequence[str], predictions: Sequence[str]) -> float:

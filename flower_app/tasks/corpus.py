@@ -6,17 +6,18 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from flower_app.tasks import generator, tables
-from flower_app.tasks.texts import Indices, Texts, lines, subset
+from flower_app.tasks import tables
+from flower_app.tasks.base import check_least
+from flower_app.tasks.generated import generator
+from flower_app.tasks.texts import Indices, Texts, lines, matching_files, subset
 
 SOURCES = ("generated", "files", "hub")
-PARTITIONS = (
+DATA_SPLITS = (
     "iid",
     "size",
     "linear",
@@ -30,8 +31,11 @@ PARTITIONS = (
 )
 OWN_FILES = ("files", "nodes")
 """Partitions in which each cluster reads a training file of its own."""
+SPELLED_TOKENS = ("auto", "tokens", "text")
+"""Reading of special tokens that a text spells out."""
 LENGTH_CLASSES = 5
 INPUTS, LABELS = "data.source-column", "data.label-column"
+SECOND_TEXTS = "data.pair-column"
 """Keys of columns."""
 _TARGETS = "data.target-column"
 
@@ -52,9 +56,10 @@ class DataConfig:
     path: str = ""
     """``files``: folder of the files below."""
     train_source: str = ""
-    """Source sentences, one a line; or, with ``train-target`` empty, one table of pairs: ``.tsv``, ``.csv``, ``.jsonl``
-    or ``.parquet``. Tasks with labels take such a table, token-classification a ``.conll`` file too; language models a
-    table or a text file. With ``partition = files`` the name holds ``{cluster}``, which counts from 0."""
+    """Source sentences, one a line; or, with ``train-target`` empty, one table of pairs: ``.tsv``, ``.csv``,
+    ``.jsonl`` or ``.parquet``. Tasks with labels and ``instruction`` take such a table, token-classification a
+    ``.conll`` file too; language models a table or a text file. ``*`` stands for the shards of one, as in
+    ``data/train-*.parquet``. With ``partition = files`` the name holds ``{cluster}``, which counts from 0."""
     train_target: str = ""
     """Target sentences; line i translates line i of ``train-source``."""
     validation_source: str = ""
@@ -66,7 +71,12 @@ class DataConfig:
     source_column: str = ""
     """Column of a table or hub dataset; ``translation.en`` names a key inside a column, a number the column of a
     ``.tsv`` or ``.csv`` without header line, from 0. Empty: ``source``; or what the task calls its input (``text``,
-    ``tokens``)."""
+    ``tokens``). ``instruction``: conversations, or the questions of answers in ``target-column``; empty: by the usual
+    names (``messages``, ``prompt``, ``instruction``, ...)."""
+    pair_column: str = ""
+    """Column of a second text, for ``sequence-classification``: the model reads both in the tokenizer's pair form, with
+    its token types, and the longer one is cut first. Empty: a single text. ``instruction``: what a question is about,
+    written behind it."""
     target_column: str = "target"
     hub_id: str = ""
     """``hub``: dataset id, or a local dataset folder, as ``datasets`` takes it."""
@@ -77,8 +87,8 @@ class DataConfig:
     validation_split: str = "validation"
     test_split: str = "test"
     partition: str = "iid"
-    """How training text is shared out. At random: ``iid`` (evenly), ``size`` (by ``partition-sizes``), or in proportion
-    to n + 1 (``linear``), its square (``square``) or e^n (``exponential``) for cluster n from 0. By class, see
+    """Split of the training text. At random: ``iid`` (evenly), ``size`` (by ``partition-sizes``), or in proportion to
+    n + 1 (``linear``), its square (``square``) or e^n (``exponential``) for cluster n from 0. By class, see
     ``label-column``: ``dirichlet`` (each class falls unevenly on the clusters), ``pathological`` (each cluster has few
     classes), ``natural-id`` (each class is on one cluster). ``files``: one training file per cluster. ``nodes``: the
     same, and only the cluster's own node reads it: the server needs a ready tokenizer, and the list of labels."""
@@ -97,35 +107,42 @@ class DataConfig:
     empty: those of the training data."""
     max_length: int = 128
     """Longest sequence in tokens, marks of beginning and end included; the rest is cut off and counted. Language models
-    lose nothing: there a longer text goes on in the next sequence."""
+    lose nothing: there a longer text goes on in the next sequence. ``instruction`` keeps whole turns; a conversation
+    whose first answer does not fit is refused."""
+    packing: bool = False
+    """``instruction``: put several conversations into one training sequence of at most ``max-length`` tokens; they do
+    not see each other. ``batch-size`` counts sequences then. The model is tried before the run, and refused if its
+    conversations would mix (recurrent models, GPT-OSS, OPT, Bloom)."""
     pretokenized: bool = False
     """The text is tokenised already: words are kept as they stand between blanks, and BLEU takes them as tokens."""
     lowercase: bool = False
-    """A WordPiece tokenizer that is trained folds case and accents."""
+    """A WordPiece tokenizer that is trained folds case; accents, tone and vowel marks stay. A saved model keeps the
+    tokenizer that it was trained with."""
     tokenizer: str = ""
     """Folder or hub id of a tokenizer; empty: that of ``model.pretrained``, or else one that is trained on the training
     text (joint byte-level BPE for translation, WordPiece for tasks with labels)."""
     vocab_size: int = 8_000
     """Largest vocabulary of a trained tokenizer."""
+    special_tokens: str = "auto"
+    """Special tokens of the tokenizer that a text spells out, such as ``<|im_start|>``: ``tokens``, what they say, as
+    in a chat template; ``text``, characters like others, for text of strangers. ``auto``: tokens for language models
+    with a tokenizer that is not trained here, else text. ``predict`` reads its texts in the same way. ``instruction``:
+    ``text`` refuses a message that spells one."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be loaded, before any file is opened."""
         if self.source not in SOURCES:
             raise ValueError(f"data.source: expected one of {', '.join(SOURCES)}, found {self.source!r}")
-        if self.partition not in PARTITIONS:
-            raise ValueError(f"data.partition: expected one of {', '.join(PARTITIONS)}, found {self.partition!r}")
-        for name, least in (
-            ("num_examples", 1),
-            ("evaluation_examples", 1),
-            ("classes_per_cluster", 1),
-            ("max_length", 2),
-            ("vocab_size", 300),
-        ):
-            value = getattr(self, name)
-            if value < least:
-                raise ValueError(f"data.{name.replace('_', '-')}: expected at least {least}, found {value}")
+        if self.partition not in DATA_SPLITS:
+            raise ValueError(f"data.partition: expected one of {', '.join(DATA_SPLITS)}, found {self.partition!r}")
+        check_least("data.", self, num_examples=1, evaluation_examples=1, classes_per_cluster=1)
+        check_least("data.", self, max_length=2, vocab_size=300)
         if not (math.isfinite(self.dirichlet_alpha) and self.dirichlet_alpha > 0):
             raise ValueError(f"data.dirichlet-alpha: expected a number above 0, found {self.dirichlet_alpha}")
+        if self.special_tokens not in SPELLED_TOKENS:
+            raise ValueError(
+                f"data.special-tokens: expected one of {', '.join(SPELLED_TOKENS)}, found {self.special_tokens!r}"
+            )
         if self.source == "files" and not self.train_source:
             raise ValueError("data.train-source: expected a file name with data.source = files, found none")
         if self.source == "hub" and not self.hub_id:
@@ -147,8 +164,9 @@ class DataConfig:
                     )
         if self.partition == "size" or self.partition_sizes:
             self.sizes()
-        if self.label_column and self.source == "generated":
-            raise ValueError("data.label-column: generated text has no columns; leave it empty")
+        for key, column in (("label", self.label_column), ("pair", self.pair_column)):
+            if column and self.source == "generated":
+                raise ValueError(f"data.{key}-column: generated text has no columns; leave it empty")
 
     def sizes(self) -> list[float]:
         """Return ``partition-sizes`` as numbers."""
@@ -247,8 +265,7 @@ def read_labels(config: DataConfig, table: tables.Table) -> Sequence[str] | None
     allowed_labels = listed(config)
 
     def checked() -> Iterator[str]:
-        for row, value in enumerate(table.columns[LABELS]):
-            label = table.class_name(LABELS, value, table.place(row))
+        for row, label in enumerate(table.labels(LABELS, allowed_labels)):
             if allowed_labels and label not in allowed_labels:
                 raise ValueError(
                     f"data.labels: {table.place(row)}: found the label {label!r} in column {config.label_column!r}, "
@@ -262,7 +279,7 @@ def read_labels(config: DataConfig, table: tables.Table) -> Sequence[str] | None
 def count_files(config: DataConfig) -> int:
     """Return for how many clusters, counted from 0, ``partition = files`` has a training file."""
     number = 0
-    while (Path(config.path) / config.train_source.replace("{cluster}", str(number))).is_file():
+    while matching_files(Path(config.path) / config.train_source.replace("{cluster}", str(number))):
         number += 1
     return number
 
@@ -289,16 +306,6 @@ def hub_table(config: DataConfig, split: str, columns: Mapping[str, str]) -> tab
             f"data.{split}-split: {config.hub_id} has no split {name!r}, found {', '.join(map(str, dataset))}"
         )
     return tables.columns_of(dataset[name], columns, "data.hub-id", f"{config.hub_id}, split {name}")
-
-
-def check_data_files(config: DataConfig, num_clusters: int) -> None:
-    """Raise ``ValueError`` where ``partition = files`` has no training file for every cluster."""
-    num_files = count_files(config)
-    if num_files < num_clusters:
-        raise ValueError(
-            f"data.train-source: expected a file for each of {num_clusters} clusters, found {num_files}: no "
-            f"{config.train_source.replace('{cluster}', str(num_files))} in {config.path or 'the working directory'}"
-        )
 
 
 def _from_files(config: DataConfig, split: str, cluster: int | None) -> Pairs:
@@ -328,12 +335,10 @@ def _columns(config: DataConfig, split: str) -> dict[str, str]:
 
 
 def _pairs(config: DataConfig, table: tables.Table) -> Pairs:
-    sources, targets = (Texts(_sentences(table.texts(key), partial(_row, table, key))) for key in (INPUTS, _TARGETS))
-    return Pairs(sources, targets, read_labels(config, table))
+    def texts(key: str) -> Texts:
+        return Texts(_sentences(table.texts(key), lambda number: f"{key}: {table.place(number - 1)}"))
 
-
-def _row(table: tables.Table, key: str, number: int) -> str:
-    return f"{key}: {table.place(number - 1)}"
+    return Pairs(texts(INPUTS), texts(_TARGETS), read_labels(config, table))
 
 
 def _sentences(sentences: Iterable[str], place: Callable[[int], str]) -> Iterator[str]:

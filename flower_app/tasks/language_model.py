@@ -1,20 +1,27 @@
-"""What language-model tasks have in common: text in sequences, a model over its vocabulary, loss and perplexity."""
+"""Base of the language-model tasks: text in sequences, a model over its vocabulary, loss and perplexity."""
 
 from __future__ import annotations
 
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar
 
-from client_pipeline.partition.families import max_length
+from client_pipeline.families.families import max_length, merged
 from client_pipeline.partition.parts import ModelParts, target_weight, targets
-from flower_app.tasks.base import ClusterData, ModelOptions, Prepared, Score, TaskConfig
+from flower_app.tasks.base import ModelConfig, PackagedTask, Prepared, Score, TaskConfig
 from flower_app.tasks.corpus import DataConfig
-from flower_app.tasks.encoded import EncodedText, batches_by_length, evaluating
-from flower_app.tasks.partition import training_share, training_shares
+from flower_app.tasks.data_split import training_share, training_shares
+from flower_app.tasks.encoded import (
+    EncodedText,
+    SequenceData,
+    batches_by_length,
+    check_known,
+    evaluating,
+    num_scored,
+)
 from flower_app.tasks.plain_text import PlainText, load_text
 from flower_app.tasks.start import check_model, load_start, ready_tokenizer
 from flower_app.tasks.tokenizer import TextTokenizer
@@ -23,31 +30,26 @@ from flower_app.tasks.tokenizer import TextTokenizer
 logger = logging.getLogger("flwr.collapipe.text")
 
 _EVALUATION_SEED = 0
-"""What is random in held-out batches is the same each time, so that scores can be compared."""
+"""Seed of held-out batches: their random choices are the same each time, so that scores can be compared."""
 _TOGETHER = 8
 """Batches that go through a TEB one after the other, before the next TEB has its turn."""
 
 
-class SequenceData(ClusterData, Protocol):
-    """Training or held-out sequences."""
-
-    sequences: EncodedText
-
-
-class LanguageModelTask(ABC):
+class LanguageModelTask(PackagedTask, ABC):
     """A model that learns plain text; a task of this kind says how it is read and what is asked of it."""
 
     scores = ("loss", "perplexity")
     name: ClassVar[str]
     head: ClassVar[str]
-    """Of the model: one of :data:`client_pipeline.partition.spec.HEADS`."""
-
-    def __init__(self, config: TaskConfig) -> None:
-        self.config = config
+    """Head of the model: one of :data:`client_pipeline.partition.spec.HEADS`."""
 
     @abstractmethod
     def train_tokenizer(self, texts: Iterable[str], data: DataConfig) -> TextTokenizer:
         """Train a tokenizer on the training text."""
+
+    @abstractmethod
+    def pieces(self, ids: Sequence[int], tokenizer: TextTokenizer, longest: int) -> Iterator[list[int]]:
+        """Yield the sequences, with their marks, of one text's ids; none where it has no ids."""
 
     @abstractmethod
     def sequence_data(self, sequences: EncodedText, tokenizer: TextTokenizer) -> SequenceData:
@@ -59,11 +61,11 @@ class LanguageModelTask(ABC):
 
     # The task's protocol, flower_app.tasks.base.Task.
 
-    def check(self, data: DataConfig, model: ModelOptions, seed: int, num_clusters: int) -> None:
+    def check(self, data: DataConfig, model: ModelConfig, seed: int, num_clusters: int) -> None:
         """Load what :meth:`prepare` loads, and train no tokenizer."""
         self._load(data, model, seed, num_clusters)
 
-    def prepare(self, data: DataConfig, model: ModelOptions, seed: int, num_clusters: int) -> Prepared:
+    def prepare(self, data: DataConfig, model: ModelConfig, seed: int, num_clusters: int) -> Prepared:
         """Load the text, train or load the tokenizer, and size or load the model.
 
         Raises
@@ -75,11 +77,12 @@ class LanguageModelTask(ABC):
         _say_skipped(shares, "train")
         if tokenizer is None:
             tokenizer = self.train_tokenizer((text for share in shares for text in share.texts), data)
+            check_known(tokenizer, (text for share in shares for text in share.texts), is_ready=False)
         spec, weights = load_start(self.head, model, tokenizer, seed)
         return Prepared(
             spec=spec,
             tokenizer_json=tokenizer.to_json(),
-            evaluator=LanguageModelEvaluator(self, data, tokenizer),
+            evaluator=self._evaluator(data, tokenizer),
             cluster_sizes=sizes,
             weights=weights,
         )
@@ -96,25 +99,18 @@ class LanguageModelTask(ABC):
 
     def evaluator(self, data: DataConfig, tokenizer_json: str) -> LanguageModelEvaluator:
         """Load the held-out text for a model that is already there."""
-        return LanguageModelEvaluator(self, data, TextTokenizer.from_json(tokenizer_json))
+        return self._evaluator(data, TextTokenizer.from_json(tokenizer_json))
 
     def predict(self, parts: ModelParts, tokenizer_json: str, inputs: Sequence[str]) -> list[str]:
         """Complete texts, one by one."""
-        tokenizer = TextTokenizer.from_json(tokenizer_json)
-        with evaluating(parts):
-            return [self.complete(parts, tokenizer, text) for text in inputs]
-
-    def saved(self, data: DataConfig) -> dict[str, Any]:
-        """Name of the task."""
-        return {"name": self.config.name, "pretokenized": data.pretokenized}
+        tokenizer, plain = TextTokenizer.from_json(tokenizer_json), merged(parts)
+        with evaluating(plain):
+            return [self.complete(plain, tokenizer, text) for text in inputs]
 
     def encode(self, text: PlainText, tokenizer: TextTokenizer, longest: int) -> SequenceData:
         """Encode texts as ``[BOS] tokens [EOS]``; a text that is longer goes on in another sequence."""
-        room = longest - 2
         pieces = EncodedText.of(
-            [tokenizer.bos_id, *ids[start : start + room], tokenizer.eos_id]
-            for ids in tokenizer.encode_each(text.texts)
-            for start in range(0, len(ids), room)
+            piece for ids in tokenizer.encode_each(text.texts) for piece in self.pieces(ids, tokenizer, longest)
         )
         if not len(pieces):
             raise ValueError(
@@ -129,31 +125,41 @@ class LanguageModelTask(ABC):
             raise ValueError(f"a text of over {longest} tokens does not fit the model: {text[:60]!r}...; shorten it")
 
     def _load(
-        self, data: DataConfig, model: ModelOptions, seed: int, num_clusters: int
+        self, data: DataConfig, model: ModelConfig, seed: int, num_clusters: int
     ) -> tuple[list[PlainText], tuple[int, ...], TextTokenizer | None]:
         check_model(self.name, self.head, model, data.max_length)
         shares, sizes = training_shares(data, partial(load_text, data, "train", seed), num_clusters, seed)
-        for split in ("validation", "test"):
-            load_text(data, split, seed=0)
-        return shares, sizes, ready_tokenizer(data, model)
+        held_out = [load_text(data, split, seed=0) for split in ("validation", "test")]
+        tokenizer = ready_tokenizer(data, model, templates=True)
+        if tokenizer is not None:
+            check_known(tokenizer, (text for share in shares or held_out for text in share.texts), is_ready=True)
+        return shares, sizes, tokenizer
 
-
-class LanguageModelEvaluator:
-    """Loss per target token, and perplexity = exp(loss), on held-out text."""
-
-    def __init__(self, task: LanguageModelTask, data: DataConfig, tokenizer: TextTokenizer) -> None:
-        self.config = task.config
+    def _evaluator(self, data: DataConfig, tokenizer: TextTokenizer) -> LanguageModelEvaluator:
         held_out = {split: load_text(data, split, seed=0) for split in ("validation", "test")}
         for split, text in held_out.items():
             _say_skipped([text], split)
-        self._data = {split: task.encode(text, tokenizer, data.max_length) for split, text in held_out.items()}
+        encoded = {split: self.encode(text, tokenizer, data.max_length) for split, text in held_out.items()}
+        return LanguageModelEvaluator(self.config, encoded)
+
+
+class LanguageModelEvaluator:
+    """Loss per target token, and perplexity = exp(loss), on held-out text.
+
+    Parameters
+    ----------
+    config : of the task
+    data : encoded text by split
+    """
+
+    def __init__(self, config: TaskConfig, data: Mapping[str, SequenceData]) -> None:
+        self.config = config
+        self._data = data
 
     def evaluate(self, parts: ModelParts, split: str = "validation") -> Score:
         """Score ``split``: of validation the first ``evaluate-examples`` sequences, of test all."""
         data = self._data[split]
-        number, size = len(data), self.config.evaluate_batch_size
-        if split == "validation" and self.config.evaluate_examples:
-            number = min(number, self.config.evaluate_examples)
+        number, size = num_scored(self.config, split, len(data)), self.config.evaluate_batch_size
         loss_sum, weight = 0.0, 0
         with evaluating(parts) as device:
             for indices in batches_by_length(data.sequences.lengths()[:number], size * _TOGETHER):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,32 +11,24 @@ import torch
 from client_pipeline.partition.parts import IGNORED_LABEL, Batch, ModelParts
 from client_pipeline.partition.spec import MASKED_LM
 from flower_app.tasks.corpus import DataConfig
-from flower_app.tasks.encoded import EncodedText
+from flower_app.tasks.encoded import EncodedText, SequenceData
 from flower_app.tasks.language_model import LanguageModelTask
-from flower_app.tasks.tokenizer import TextTokenizer, train_wordpiece
+from flower_app.tasks.tokenizer import TextTokenizer
+from flower_app.tasks.word_pieces import train_wordpiece
 
 _MASKED, _REPLACED = 0.8, 0.1
-"""Of the chosen tokens these shares become the mask and a random token; the rest stays as it is."""
+"""Shares of the chosen tokens that become the mask and a random token; the rest stays as it is."""
 
 
 @dataclass
-class MaskedData:
-    """Sequences whose tokens are masked anew in every batch. Plain data: it travels into the control unit's actor."""
+class MaskedData(SequenceData):
+    """Sequences whose tokens are masked anew in every batch."""
 
-    sequences: EncodedText
     probability: float
     """Share of the tokens that are chosen; in each sequence at least one, so that none is without a loss."""
     mask_id: int
     pad_id: int
     vocab_size: int
-
-    @property
-    def truncated(self) -> int:
-        """Sequences that were cut: none."""
-        return self.sequences.truncated
-
-    def __len__(self) -> int:
-        return len(self.sequences)
 
     def collate(self, indices: Sequence[int], seed: int = 0) -> Batch:
         """Mask and pad the sequences; labels are the tokens that stood at the chosen places.
@@ -71,6 +63,12 @@ class MaskedLMTask(LanguageModelTask):
     def train_tokenizer(self, texts: Iterable[str], data: DataConfig) -> TextTokenizer:
         """Train a WordPiece tokenizer, which has a token for the mask."""
         return train_wordpiece(texts, data.vocab_size, data.pretokenized, data.lowercase)
+
+    def pieces(self, ids: Sequence[int], tokenizer: TextTokenizer, longest: int) -> Iterator[list[int]]:
+        """Put both marks around each piece: an encoder expects them, and never learns to find them again."""
+        room = longest - 2
+        for start in range(0, len(ids), room):
+            yield [tokenizer.bos_id, *ids[start : start + room], tokenizer.eos_id]
 
     def sequence_data(self, sequences: EncodedText, tokenizer: TextTokenizer) -> MaskedData:
         """Mask with the tokenizer's own token."""

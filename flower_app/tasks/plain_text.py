@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flower_app.tasks import generator, tables
+from flower_app.tasks import tables
 from flower_app.tasks.corpus import (
     GENERATED_EVALUATION_SEED,
     INPUTS,
@@ -18,8 +18,9 @@ from flower_app.tasks.corpus import (
     length_classes,
     read_labels,
 )
+from flower_app.tasks.generated import generator
 from flower_app.tasks.tagging import CONLL, read_conll
-from flower_app.tasks.texts import Indices, Texts, lines, subset
+from flower_app.tasks.texts import Indices, Texts, check_format, ending, lines, subset
 
 
 @dataclass(frozen=True)
@@ -74,17 +75,19 @@ def load_text(data: DataConfig, split: str, seed: int, cluster: int | None = Non
         if target is not None:
             target_key = key.replace("-source", "-target")
             raise ValueError(f"{target_key}: a language model has no target text; leave it empty, found {target}")
-        if path.suffix not in tables.TABLES:
+        check_format(path, key)
+        if ending(path) not in tables.TABLES:
             if LABELS in columns:
                 raise ValueError(
                     f"data.label-column: the text file {path} has no columns; use a table, or leave it empty"
                 )
-            if path.suffix in CONLL and path.suffix != ".txt":
-                return PlainText([" ".join(words) for words in read_conll(path, data, key).inputs])
+            if ending(path) in CONLL and ending(path) != ".txt":
+                return PlainText([" ".join(words) for words in read_conll(path, data, key, with_tags=False).inputs])
             return _read_lines(path, key)
         table, location = tables.read_table(path, columns, key), str(path)
-    inputs = Texts(table.texts(INPUTS))
-    nonempty_rows = [i for i, text in enumerate(inputs) if text]
+    # Blanks at the beginning are part of a program's text, and so is its last line feed.
+    inputs = Texts(table.texts(INPUTS, stripped=False))
+    nonempty_rows = [i for i, text in enumerate(inputs) if text.strip()]
     if not nonempty_rows:
         raise ValueError(f"{INPUTS}: {location} has no text in column {columns[INPUTS]!r}")
     return replace(
@@ -98,8 +101,8 @@ def _read_lines(path: Path, key: str) -> PlainText:
     def nonempty_lines() -> Iterator[str]:
         nonlocal skipped
         for line in lines(path, key):
-            if text := line.strip():
-                yield text
+            if line.strip():
+                yield line.rstrip("\r")
             else:
                 skipped += 1
 

@@ -1,34 +1,29 @@
-"""What a model starts from: fresh weights sized by the ``[model]`` table, a pretrained model, or another run's."""
+"""Start of a model: fresh weights sized by the ``[model]`` table, a pretrained model, or another run's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from client_pipeline.near_names import did_you_mean
-from client_pipeline.partition.families import (
-    adapter,
-    families,
-    is_library,
-    max_length,
-    merged,
-    read_library_config,
-)
-from client_pipeline.partition.hugging_face import (
+from client_pipeline.families.families import max_length, merged, read_library_config
+from client_pipeline.families.hugging_face import (
     CLASS_WEIGHTS,
     LABEL_SMOOTHING,
     SERVER_LAYERS,
     sized_config,
     spec_from_config,
 )
-from client_pipeline.partition.pretrained import load_pretrained_weights
-from client_pipeline.partition.spec import CAUSAL_LM, SEQ2SEQ, ModelSpec, is_outside
+from client_pipeline.families.pretrained import TAIL, load_pretrained_weights
+from client_pipeline.families.registry import families, family_named, is_decoder_only, is_library
+from client_pipeline.near_names import did_you_mean
+from client_pipeline.partition.spec import CAUSAL_LM, SEQ2SEQ, SEQUENCE_CLASSIFICATION, ModelSpec, is_outside
 from flower_app.saved_model import SavedModel, load_model
-from flower_app.tasks.base import ModelOptions
+from flower_app.tasks.base import ModelConfig
 from flower_app.tasks.corpus import DataConfig
 from flower_app.tasks.tokenizer import TextTokenizer, load_tokenizer
 
@@ -38,15 +33,8 @@ _LABELS = ("num_labels", "id2label", CLASS_WEIGHTS, LABEL_SMOOTHING)
 """Keys of a specification that belong to its head's labels and loss."""
 
 
-def check_model(task: str, head: str, model: ModelOptions, longest: int) -> None:
+def check_model(task: str, head: str, model: ModelConfig, longest: int) -> None:
     """Refuse a ``[model]`` table from which no model of the head can start, before anything long is done.
-
-    Parameters
-    ----------
-    task : its name
-    head : what is trained
-    model : the ``[model]`` table
-    longest : ``data.max-length``
 
     Raises
     ------
@@ -54,13 +42,15 @@ def check_model(task: str, head: str, model: ModelOptions, longest: int) -> None
         For a family without that head, an option that it does not have, or a start that cannot be read or is too short.
     """
     if is_outside(model.family):
-        heads = adapter(model.family).HEADS
+        heads = family_named(model.family).HEADS
         if head not in heads:
             raise ValueError(
                 f"task.name = {task}: expected a model.family with the head {head}, found {model.family!r} with "
                 f"{', '.join(heads)}"
             )
-    elif model.family not in (able := [family for family in families() if head in adapter(family).HEADS]):
+    elif not (is_decoder_only(model.family) and head in family_named(model.family).HEADS) and model.family not in (
+        able := [family for family in families() if head in family_named(family).HEADS]
+    ):
         raise ValueError(
             f"task.name = {task}: expected model.family to be one of {', '.join(able)}, found {model.family!r}; a "
             f"family of your own is named module:Class{did_you_mean(model.family, able)}"
@@ -76,7 +66,7 @@ def check_model(task: str, head: str, model: ModelOptions, longest: int) -> None
         check_length(spec, model, longest)
 
 
-def check_length(spec: ModelSpec, model: ModelOptions, longest: int) -> None:
+def check_length(spec: ModelSpec, model: ModelConfig, longest: int) -> None:
     """Raise ``ValueError`` where sequences of ``data.max-length`` do not fit the model to start from."""
     positions = max_length(spec)
     if positions is not None and longest > positions:
@@ -84,46 +74,61 @@ def check_length(spec: ModelSpec, model: ModelOptions, longest: int) -> None:
         raise ValueError(f"data.max-length: {longest} exceeds the {positions} positions of {source}; lower it")
 
 
-def ready_tokenizer(data: DataConfig, model: ModelOptions) -> TextTokenizer | None:
+def ready_tokenizer(data: DataConfig, model: ModelConfig, templates: bool = False) -> TextTokenizer | None:
     """Load the tokenizer that the configuration names; None: one is to be trained.
+
+    Parameters
+    ----------
+    data : the ``[data]`` table
+    model : the ``[model]`` table
+    templates : whether the task's text is its author's own, who may spell out special tokens
 
     Raises
     ------
     ValueError
         If it cannot be read, or is not that of the model to start from.
     """
+    tokenizer = _named_tokenizer(data, model)
+    if tokenizer is None:
+        if data.partition == "nodes":
+            raise ValueError(
+                "data.tokenizer: expected a tokenizer's folder or hub id with data.partition = nodes, found none; the "
+                "server sees no training text to train one on"
+            )
+        return None
+    # A run that starts from another one reads text as that one did.
+    reads_special = tokenizer.settings.reads_special if model.from_ and not data.tokenizer else templates
+    if data.special_tokens != "auto":
+        reads_special = data.special_tokens == "tokens"
+    return tokenizer.with_settings(reads_special=reads_special, classes=())
+
+
+def _named_tokenizer(data: DataConfig, model: ModelConfig) -> TextTokenizer | None:
     if model.from_:
         saved = run_to_start_from(model)
         rows, model_tokenizer = int(saved.spec.config["vocab_size"]), TextTokenizer.from_json(saved.tokenizer_json)
-        return (
-            _matching_tokenizer(data.tokenizer, model_tokenizer, rows, model.from_)
-            if data.tokenizer
-            else model_tokenizer
-        )
+        return _matching_tokenizer(data.tokenizer, model_tokenizer, rows, model) if data.tokenizer else model_tokenizer
     if model.pretrained:
         rows = int(_pretrained_config(model.pretrained).vocab_size)
+        load = partial(load_tokenizer, complete=False, model=model.pretrained)
         if data.tokenizer:
             try:
-                model_tokenizer = load_tokenizer(model.pretrained, "model.pretrained", complete=False)
+                model_tokenizer = load(model.pretrained, "model.pretrained")
             except ValueError:
-                return _tokenizer_of_size(data.tokenizer, rows, model.pretrained)
-            return _matching_tokenizer(data.tokenizer, model_tokenizer, rows, model.pretrained)
-        model_tokenizer = load_tokenizer(model.pretrained, "model.pretrained", complete=False)
+                # The model comes without one: its size is all that can be compared.
+                tokenizer = load_tokenizer(data.tokenizer, complete=False, model=model.pretrained)
+                _check_rows(tokenizer, "data.tokenizer", rows, model.pretrained, least=rows - _PADDING + 1)
+                return tokenizer
+            return _matching_tokenizer(data.tokenizer, model_tokenizer, rows, model)
+        model_tokenizer = load(model.pretrained, "model.pretrained")
         _check_rows(model_tokenizer, "model.pretrained", rows, model.pretrained)
         return model_tokenizer
-    if data.tokenizer:
-        return load_tokenizer(data.tokenizer)
-    if data.partition == "nodes":
-        raise ValueError(
-            "data.tokenizer: expected a tokenizer's folder or hub id with data.partition = nodes, found none; the "
-            "server sees no training text to train one on"
-        )
-    return None
+    return load_tokenizer(data.tokenizer) if data.tokenizer else None
 
 
 def load_start(
     head: str,
-    model: ModelOptions,
+    model: ModelConfig,
     tokenizer: TextTokenizer,
     seed: int,
     labels: Sequence[str] = (),
@@ -144,7 +149,12 @@ def load_start(
     -------
     The specification, and by global name the weights that are not fresh.
     """
-    library_values: dict[str, Any] = {SERVER_LAYERS: model.decoder_layers} if head == CAUSAL_LM else {}
+    library_values: dict[str, Any] = {}
+    if head == CAUSAL_LM or is_decoder_only(model.family):
+        library_values[SERVER_LAYERS] = model.decoder_layers
+    if head == SEQUENCE_CLASSIFICATION and is_decoder_only(model.family):
+        # The library's classifier finds a text's last token by it.
+        library_values["pad_token_id"] = tokenizer.pad_id
     if head == SEQ2SEQ and model.label_smoothing:
         library_values[LABEL_SMOOTHING] = model.label_smoothing
     if labels:
@@ -152,11 +162,12 @@ def load_start(
     if class_weights is not None:
         library_values[CLASS_WEIGHTS] = list(class_weights)
     if model.from_:
-        return _continued(run_to_start_from(model), head, library_values)
+        return _continued(run_to_start_from(model), head, library_values, model.new_head)
     if model.pretrained:
         try:
             server_layers = library_values.get(SERVER_LAYERS, 0)
-            spec, weights = load_pretrained_weights(model.pretrained, head, len(labels), seed, server_layers)
+            new_head = bool(labels) and model.new_head
+            spec, weights = load_pretrained_weights(model.pretrained, head, len(labels), seed, server_layers, new_head)
         except FileNotFoundError as error:
             raise ValueError(f"model.pretrained: {error}") from error
         return replace(spec, config={**spec.config, **library_values}), weights
@@ -180,7 +191,7 @@ def load_start(
     return spec_from_config(config, head, **library_values), {}
 
 
-def table_sizes(model: ModelOptions, tokenizer: TextTokenizer) -> dict[str, Any]:
+def table_sizes(model: ModelConfig, tokenizer: TextTokenizer) -> dict[str, Any]:
     """Return what a family that is not the library's finds in its specification: sizes and tokens."""
     names = ("width", "num_heads", "feed_forward", "encoder_layers", "decoder_layers", "dropout", "norm", "max_length")
     return {name: getattr(model, name) for name in (*names, "label_smoothing")} | {
@@ -191,7 +202,7 @@ def table_sizes(model: ModelOptions, tokenizer: TextTokenizer) -> dict[str, Any]
     }
 
 
-def run_to_start_from(model: ModelOptions) -> SavedModel:
+def run_to_start_from(model: ModelConfig) -> SavedModel:
     """Read the model of the run that ``model.from`` names.
 
     Raises
@@ -213,14 +224,14 @@ def run_to_start_from(model: ModelOptions) -> SavedModel:
     return saved_model
 
 
-def _matching_tokenizer(source: str, start_tokenizer: TextTokenizer, rows: int, start: str) -> TextTokenizer:
+def _matching_tokenizer(source: str, start_tokenizer: TextTokenizer, rows: int, model: ModelConfig) -> TextTokenizer:
     """Load a tokenizer for a model that has one; both must give every token the same id."""
     # Where that was trained from fresh weights with this one, it holds the marks that were added then.
-    for complete in (False, True):
-        tokenizer = load_tokenizer(source, complete=complete)
+    for complete in (True, False):
+        tokenizer = load_tokenizer(source, complete=complete, model=model.pretrained)
         if tokenizer.vocabulary() == start_tokenizer.vocabulary():
             return tokenizer
-    tokenizer = load_tokenizer(source, complete=False)
+    start = model.pretrained or model.from_
     _check_rows(tokenizer, "data.tokenizer", rows, start)
     vocabulary, start_vocabulary = tokenizer.vocabulary(), start_tokenizer.vocabulary()
     # Of the model's tokens the first; else one that the model does not know.
@@ -236,13 +247,6 @@ def _matching_tokenizer(source: str, start_tokenizer: TextTokenizer, rows: int, 
     )
 
 
-def _tokenizer_of_size(source: str, rows: int, start: str) -> TextTokenizer:
-    """Load a tokenizer for a model that comes without one: its size is all that can be compared."""
-    tokenizer = load_tokenizer(source, complete=False)
-    _check_rows(tokenizer, "data.tokenizer", rows, start, least=rows - _PADDING + 1)
-    return tokenizer
-
-
 def _check_rows(tokenizer: TextTokenizer, key: str, rows: int, start: str, least: int = 0) -> None:
     if not least <= tokenizer.vocab_size <= rows:
         raise ValueError(
@@ -252,19 +256,24 @@ def _check_rows(tokenizer: TextTokenizer, key: str, rows: int, start: str, least
 
 
 def _continued(
-    saved_model: SavedModel, head: str, library_values: Mapping[str, Any]
+    saved_model: SavedModel, head: str, library_values: Mapping[str, Any], new_head: bool
 ) -> tuple[ModelSpec, Mapping[str, Tensor]]:
     kept = {key: value for key, value in saved_model.spec.config.items() if key not in _LABELS}
+    if "pad_token_id" in library_values:
+        kept.pop("pad_token_id", None)
     # Which blocks the server has is the run's own, as all sizes are.
-    library_values = {key: value for key, value in library_values.items() if key not in kept}
-    spec = ModelSpec(family=saved_model.spec.family, head=head, config={**kept, **library_values})
+    spec = ModelSpec(family=saved_model.spec.family, head=head, config={**library_values, **kept})
     # The head goes on where it says the same things.
     same = head == saved_model.spec.head and saved_model.spec.config.get("id2label") == library_values.get("id2label")
-    return spec, merged(saved_model.parts).weights(head=same)
+    drawn = new_head and "id2label" in library_values
+    goes_on = same and not drawn
+    weights = merged(saved_model.parts).weights(head=goes_on)
+    # A tail that the control units had is the head's.
+    return spec, {name: value for name, value in weights.items() if goes_on or not name.startswith(TAIL)}
 
 
-def _first_spec(head: str, model: ModelOptions) -> ModelSpec | None:
-    """What is known of the architecture to start from; None: it will be sized by the table."""
+def _first_spec(head: str, model: ModelConfig) -> ModelSpec | None:
+    """Return the architecture to start from; None: it will be sized by the table."""
     if model.from_:
         return run_to_start_from(model).spec
     if not model.pretrained:
@@ -275,6 +284,8 @@ def _first_spec(head: str, model: ModelOptions) -> ModelSpec | None:
             f"model.pretrained: {model.pretrained} is of type {config.model_type!r}, but model.family = "
             f"{model.family}; change one of them"
         )
+    # The data says how many classes there are.
+    config.num_labels = 2
     return spec_from_config(config, head)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +12,35 @@ from client_pipeline.partition.parts import IGNORED_LABEL
 from client_pipeline.partition.spec import TOKEN_CLASSIFICATION
 from flower_app.tasks.corpus import INPUTS, LABELS, DataConfig, file_of
 from flower_app.tasks.encoded import EncodedText
-from flower_app.tasks.generated_labels import KINDS, tagged
+from flower_app.tasks.generated.generated_labels import KINDS, tagged
 from flower_app.tasks.labelled import Examples, LabelledData, load_table
 from flower_app.tasks.labelled_task import LabelledTask
-from flower_app.tasks.texts import lines
+from flower_app.tasks.texts import blank_separated, ending, lines, shards
 from flower_app.tasks.tokenizer import TextTokenizer
 
 OUTSIDE = "O"
-CONLL = (".conll", ".bio", ".txt")
+BIO_MARKS = {"B": "B", "I": "I", "E": "I", "L": "I", "M": "I", "S": "B", "U": "B", "W": "B"}
+"""Mark of a tag in BIO, BIOES, BILOU or BMES -> the same in BIO."""
+CONLL_U = ".conllu"
+CONLL = (".conll", ".bio", ".txt", CONLL_U)
 
 
 class TaggingTask(LabelledTask[list[str]]):
     """Words and tags from CoNLL files, from tables (columns ``tokens`` and ``tags``) or the hub.
 
-    A tag is ``O``, ``B-TYPE`` or ``I-TYPE``; ``data.labels`` lists the types. The tag of a word stands on its first
-    piece, the other pieces have no loss. An ``I-`` that continues nothing begins a span, as in seqeval's default.
+    A tag is ``O``, ``B-TYPE`` or ``I-TYPE``, and those of BIOES, BILOU and BMES are read as such. ``data.labels`` lists
+    the types. The tag of a word stands on its first piece, the other pieces have no loss. An ``I-`` that continues
+    nothing begins a span, as in seqeval's default.
     """
 
     name = "token-classification"
     head = TOKEN_CLASSIFICATION
+    scored = "spans"
     scores = ("loss", "f1", "precision", "recall", "accuracy")
 
     def read(self, data: DataConfig, split: str, cluster: int | None) -> Examples[list[str]]:
         """Read sentences; a broken line, an empty sentence or a tag that is not BIO is an error."""
-        if data.source == "files" and file_of(data, split, cluster)[0].suffix in CONLL:
+        if data.source == "files" and ending(file_of(data, split, cluster)[0]) in CONLL:
             path, target, key = file_of(data, split, cluster)
             if target is not None:
                 raise ValueError(
@@ -50,8 +55,7 @@ class TaggingTask(LabelledTask[list[str]]):
             tags.append([table.class_name(LABELS, value, place) for value in _list(labels, f"{LABELS}: {place}")])
             if len(words[-1]) != len(tags[-1]):
                 raise ValueError(f"{LABELS}: {place}: {len(words[-1])} tokens have {len(tags[-1])} tags")
-            for tag in tags[-1]:
-                check_tag(tag, f"{LABELS}: {place}")
+            tags[-1] = [bio_tag(tag, f"{LABELS}: {place}") for tag in tags[-1]]
         declared = tuple(table.class_names.get(LABELS, ()))
         return Examples(words, tags, list(map(main_type, tags)), lambda row, _: table.place(row), declared)
 
@@ -101,6 +105,16 @@ class TaggingTask(LabelledTask[list[str]]):
         """Precision, recall and F1 of whole spans, and the accuracy of tags."""
         return span_scores(references, predictions)
 
+    def class_of(self, name: str) -> str:
+        """Return the type of a tag."""
+        return name if name == OUTSIDE else name[2:]
+
+    def items(self, names: Sequence[str]) -> set[tuple[Hashable, ...]]:
+        """Return the spans, each with its type, first and last word."""
+        from seqeval.metrics.sequence_labeling import get_entities
+
+        return set(get_entities(list(names)))
+
     def from_text(self, text: str | list[str], tokenizer: TextTokenizer) -> list[str]:
         """Split a text into words where the tokenizer does; words of a table are what they are."""
         return tokenizer.words(text) if isinstance(text, str) else text
@@ -137,69 +151,101 @@ def main_type(tags: Sequence[str]) -> str:
     return min(counts, key=lambda kind: (-counts[kind], kind), default=OUTSIDE)
 
 
-def check_tag(tag: str, location: str) -> None:
-    """Refuse what is no BIO tag."""
-    if tag != OUTSIDE and not (tag[:2] in ("B-", "I-") and tag[2:]):
-        raise ValueError(f"{location}: expected a tag O, B-TYPE or I-TYPE, found {tag!r}")
+def bio_tag(tag: str, location: str) -> str:
+    """Return a tag of BIO; those of BIOES, BILOU and BMES mark the ends of spans too, and lose nothing.
+
+    >>> [bio_tag(tag, "") for tag in ("O", "S-LOC", "B-PER", "E-PER")]
+    ['O', 'B-LOC', 'B-PER', 'I-PER']
+
+    Raises
+    ------
+    ValueError
+        For a tag without such a mark, with the remedy.
+    """
+    if tag == OUTSIDE:
+        return tag
+    mark, _, kind = tag.partition("-")
+    if mark not in BIO_MARKS or not kind:
+        raise ValueError(
+            f"{location}: expected a tag O, B-TYPE or I-TYPE, found {tag!r}; write B-{tag} for a word that is a span "
+            f"of its own, such as a part of speech, and I-{tag} where words of one type in a row are one span"
+        )
+    return f"{BIO_MARKS[mark]}-{kind}"
 
 
-def read_conll(path: Path, data: DataConfig, key: str) -> Examples[list[str]]:
-    """Read a CoNLL file: a word a line with its tag, blank lines between sentences.
+def read_conll(path: Path, data: DataConfig, key: str, with_tags: bool = True) -> Examples[list[str]]:
+    """Read a CoNLL file, or its shards: a word a line with its tag, blank lines between sentences.
 
     Columns are cut at tabs, or at blanks where a line has no tab. The word stands in the first column and the tag in
-    the last; ``data.source-column`` and ``data.label-column`` may give other numbers, from 0. Lines that begin with
-    ``-DOCSTART-`` are skipped.
+    the last; ``data.source-column`` and ``data.label-column`` may give other numbers, from 0. In CoNLL-U they are the
+    second and the fourth; words of several numbers (``1-2``) and of none (``1.1``) are skipped. So are lines that begin
+    with ``-DOCSTART-``, and comments: lines that begin with ``#`` and end in no tag.
+
+    Parameters
+    ----------
+    path : the file
+    data : names the columns
+    key : what errors begin with
+    with_tags : without, a line without a tag is read, too, and the tags are ``O``
 
     Raises
     ------
     ValueError
         With the line, where a column is missing, a word is empty or a tag is not BIO.
     """
-    columns = [
-        _column(name, default, setting)
-        for name, default, setting in ((data.source_column, 0, INPUTS), (data.label_column, -1, LABELS))
-    ]
-    words: list[list[str]] = [[]]
-    tags: list[list[str]] = [[]]
-    firsts: list[int] = [1]
-    for number, line in enumerate(chain(lines(path, key), [""]), 1):
-        line = line.rstrip("\r")
-        if not line.strip() or line.startswith("-DOCSTART-"):
-            if words[-1]:
-                words.append([])
-                tags.append([])
-                firsts.append(number + 1)
-            else:
-                firsts[-1] = number + 1
-            continue
-        location = f"{key}: {path}, line {number}"
-        cells = line.split("\t") if "\t" in line else line.split()
-        if len(cells) < 2 or max(columns) >= len(cells):
-            raise ValueError(f"{location}: expected a word and its tag in columns, found {line[:60]!r}")
-        word, tag = cells[columns[0]], cells[columns[1]].strip()
-        if not word.strip():
-            raise ValueError(f"{location}: expected a word before the tag, found {line[:60]!r}")
-        check_tag(tag, location)
-        words[-1].append(word)
-        tags[-1].append(tag)
-    # The blank line that closes the last sentence has opened one more.
-    words, tags = words[:-1], tags[:-1]
+    is_conll_u = ending(path) == CONLL_U
+    columns = [1, 3] if is_conll_u else [0, -1]
+    for i, (name, setting) in enumerate(((data.source_column, INPUTS), (data.label_column, LABELS))):
+        if name and not name.isdecimal():
+            raise ValueError(
+                f"{setting}: the columns of a CoNLL file have no names: expected a number from 0, found {name!r}"
+            )
+        columns[i] = int(name) if name else columns[i]
+    words: list[list[str]] = []
+    tags: list[list[str]] = []
+    numbers: list[list[int]] = []
+    files: list[Path] = []
+    for file in shards(path, key):
+        rows = ((number, line, _cells(line)) for number, line in enumerate(lines(file, key), 1))
+        width = next((len(_cells(line)) for line in lines(file, key) if line.strip() and line[0] not in "#-"), 0)
+        begins = True
+        for number, line, cells in rows:
+            if not cells or line.startswith("-DOCSTART-"):
+                begins = True
+                continue
+            # A line such as ``# id 7``: a word ``#`` has its tag, and as many cells as other words.
+            has_tag = len(cells) == width and re.fullmatch(r"O|[A-Z]-\S+", cells[columns[1]].strip())
+            if (cells[0].startswith("#") and not has_tag) or (is_conll_u and not cells[0].isdecimal()):
+                continue
+            location = f"{key}: {file}, line {number}"
+            if len(cells) <= max(1 if with_tags else 0, *columns):
+                raise ValueError(f"{location}: expected a word and its tag in columns, found {line[:60]!r}")
+            word, tag = cells[columns[0]], cells[columns[1]].strip() if with_tags else OUTSIDE
+            if not word.strip():
+                raise ValueError(f"{location}: expected a word before the tag, found {line[:60]!r}")
+            if begins:
+                files.append(file)
+                for values in (words, tags, numbers):
+                    values.append([])
+            begins = False
+            words[-1].append(word)
+            tags[-1].append(bio_tag(tag, location))
+            numbers[-1].append(number)
     if not words:
         raise ValueError(f"{key}: {path} has no sentence; expected a word and its tag on a line")
-    return Examples(words, tags, list(map(main_type, tags)), lambda row, word: f"{path}, line {firsts[row] + word}")
+    return Examples(
+        words, tags, list(map(main_type, tags)), lambda row, word: f"{files[row]}, line {numbers[row][word]}"
+    )
 
 
-def _column(name: str, default: int, key: str) -> int:
-    if not name:
-        return default
-    if not name.isdecimal():
-        raise ValueError(f"{key}: the columns of a CoNLL file have no names: expected a number from 0, found {name!r}")
-    return int(name)
+def _cells(line: str) -> list[str]:
+    """Cut a line at tabs, or at blanks where it has no tab; a blank line has no cell."""
+    return (line.rstrip("\r").split("\t") if "\t" in line else blank_separated(line)) if line.strip() else []
 
 
 def _list(value: Any, location: str) -> list[Any]:
     """Return a list, or the words of a text between blanks; neither may be empty."""
-    tags = value.split() if isinstance(value, str) else value
+    tags = blank_separated(value) if isinstance(value, str) else value
     if not isinstance(tags, (list, tuple)):
         raise ValueError(f"{location}: expected a list, found {value!r}")
     if not tags:

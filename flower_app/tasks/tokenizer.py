@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from client_pipeline.partition.hub_ids import check_source
-from client_pipeline.partition.hub_reach import offline_remedy
+from client_pipeline.weights.hub_ids import check_source, is_offline, offline_remedy
 from flower_app.tasks.texts import in_chunks
+from flower_app.tokenizer_files import (
+    GENERATION,
+    SETTINGS_FILE,
+    TOKENIZER_FILES,
+    TokenizerSettings,
+    declared_marks,
+    joined,
+    marks_by_rule,
+    named_tokens,
+    parted,
+    read_files,
+    sentencepiece_alone,
+)
 
 PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
 SPECIAL_TOKENS = (PAD, BOS, EOS, UNK)
-"""Of a trained tokenizer, with the ids 0 to 3."""
+"""Special tokens of a trained tokenizer, with the ids 0 to 3."""
 
 _NAMES = {
     # Tokenizers without a token of their own for padding or the beginning (GPT-2's, LLaMA's) lend another one.
@@ -24,8 +38,6 @@ _NAMES = {
     UNK: (UNK, "[UNK]", "<|unk|>"),
 }
 _MASKS = ("[MASK]", "<mask>")
-WORDPIECE_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""Of a trained WordPiece tokenizer, with the ids 0 to 4."""
 _FEWEST_TOKENS = 16
 _NO_TOKENIZER = "put its tokenizer.json or vocab.txt beside the weights, or name its folder in data.tokenizer"
 
@@ -37,17 +49,24 @@ class TextTokenizer:
     padding is masked everywhere, and one more token might be more than the model has rows.
     """
 
-    def __init__(self, backend: Any) -> None:
+    def __init__(self, backend: Any, settings: TokenizerSettings | None = None) -> None:
         self._backend = backend
-        # Text that happens to hold "</s>" is text, not the end of the sentence.
-        backend.encode_special_tokens = True
+        self.settings = settings = settings or TokenizerSettings()
+        # Else text that happens to hold "</s>" is text, not the end of the sentence.
+        backend.encode_special_tokens = not settings.reads_special
         backend.no_padding()
         backend.no_truncation()
-        end = _token_id(backend, EOS)
+        end = settings.ends[0] if settings.ends else _token_id(backend, EOS)
         self.eos_id = _added(backend, EOS) if end is None else end
+        self.end_ids = settings.ends or (self.eos_id,)
         self.pad_id, self.bos_id, self._unk_id = (
-            self.eos_id if (token_id := _token_id(backend, role)) is None else token_id for role in (PAD, BOS, UNK)
+            next(i for i in (declared, _token_id(backend, role), self.eos_id) if i is not None)
+            for role, declared in ((PAD, settings.pad), (BOS, settings.begin), (UNK, None))
         )
+
+    def with_settings(self, **changes: Any) -> TextTokenizer:
+        """Return this tokenizer with other settings."""
+        return TextTokenizer(self._backend, replace(self.settings, **changes))
 
     @property
     def mask(self) -> tuple[str, int]:
@@ -58,7 +77,7 @@ class TextTokenizer:
         ValueError
             If there is none.
         """
-        for name in _MASKS:
+        for name in (self.settings.mask, *_MASKS):
             token_id = self._backend.token_to_id(name)
             if token_id is not None:
                 return name, int(token_id)
@@ -67,14 +86,57 @@ class TextTokenizer:
     @property
     def marks(self) -> tuple[list[int], list[int]]:
         """Ids before and after a text: what the tokenizer puts there by itself; where it has no rule, its end."""
-        plain, marked = (self._backend.encode("a", add_special_tokens=special).ids for special in (False, True))
-        at = next((i for i in range(len(marked)) if marked[i : i + len(plain)] == plain), 0)
-        return marked[:at], marked[at + len(plain) :] or [self.eos_id]
+        before, after = marks_by_rule(self._backend)
+        return before, after or [self.eos_id]
+
+    @property
+    def label_marks(self) -> tuple[list[int], list[int]]:
+        """Ids before and after a text that is classified."""
+        if self.settings.by_rule:
+            if "tokenizer_config.json" in self.settings.files or self._backend.post_processor is not None:
+                return marks_by_rule(self._backend)
+            if self.eos_id == self.pad_id:
+                return [self.bos_id], []
+        return [self.bos_id], [self.eos_id]
+
+    def begun(self, ids: Sequence[int]) -> list[int]:
+        """Return a document's ids after the mark of its beginning; one that the text spells out is not repeated.
+
+        Nor does a tokenizer that puts no mark there by itself get one before a template's first control token.
+        """
+        brings_mark = (
+            self.settings.reads_special
+            and bool(ids)
+            and ids[0] in self.special_ids
+            and (ids[0] == self.bos_id or not marks_by_rule(self._backend)[0])
+        )
+        return list(ids) if brings_mark else [self.bos_id, *ids]
+
+    def ended(self, ids: Sequence[int]) -> list[int]:
+        """Return a document's ids before the mark of its end; one that the text spells out is not repeated."""
+        if self.settings.reads_special:
+            last = next(
+                (i for i in reversed(ids) if self._backend.decode([i], skip_special_tokens=False).strip()), None
+            )
+            if last in self.end_ids and last in self.special_ids:
+                return list(ids)
+        return [*ids, self.eos_id]
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the special tokens."""
+        return frozenset(i for i, token in self._backend.get_added_tokens_decoder().items() if token.special)
 
     def without_rule(self) -> TextTokenizer:
         """Return this tokenizer without a rule of its own for the marks: nothing before a text, the end after it."""
-        state = json.loads(self.to_json()) | {"post_processor": None}
-        return self.from_json(json.dumps(state))
+        state = json.loads(self.vocabulary_json()) | {"post_processor": None}
+        return self.from_json(joined(replace(self.settings, files={}), json.dumps(state)))
+
+    def truncating(self, max_length: int) -> Any:
+        """Return the ``tokenizers`` tokenizer; it cuts what is too long, of pairs of texts the longer one first."""
+        backend = self.from_json(self.to_json())._backend
+        backend.enable_truncation(max_length, strategy="longest_first")
+        return backend
 
     @property
     def vocab_size(self) -> int:
@@ -89,9 +151,36 @@ class TextTokenizer:
         """Return the ids of each text, without begin or end."""
         return [e.ids for e in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
+    def encode_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return a chat template's text as ids, and where each token stands in it; special tokens are read as such."""
+        self._backend.encode_special_tokens = False
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        self._backend.encode_special_tokens = not self.settings.reads_special
+        return encoding.ids, encoding.offsets
+
+    def token(self, token_id: int) -> str:
+        """Return the token of an id."""
+        return str(self._backend.id_to_token(token_id))
+
+    def with_tokens(self, tokens: Sequence[str]) -> TextTokenizer:
+        """Return this tokenizer with more special tokens."""
+        added = self.from_json(self.to_json())
+        added._backend.add_special_tokens(list(tokens))
+        return added
+
     def encode_each(self, texts: Iterable[str]) -> Iterator[list[int]]:
         """Yield what :meth:`encode` gives, of texts that may be too many to be in memory at once."""
         return in_chunks(self.encode, texts)
+
+    def unknown(self, texts: Sequence[str]) -> tuple[float, str]:
+        """Return the share of unknown tokens, and the beginning of a text with one."""
+        name = getattr(self._backend.model, "unk_token", None)
+        unknown_id = self._backend.token_to_id(name) if name else _token_id(self._backend, UNK)
+        if unknown_id is None:
+            return 0.0, ""
+        counts = [(ids.count(unknown_id), len(ids)) for ids in self.encode(texts)]
+        example = next((text[:40] for text, (number, _) in zip(texts, counts, strict=True) if number), "")
+        return sum(number for number, _ in counts) / max(1, sum(length for _, length in counts)), example
 
     def encode_words(self, sentences: Sequence[Sequence[str]]) -> list[tuple[list[int], list[int]]]:
         """Return the ids of each sentence, and for each id the index of its word.
@@ -100,7 +189,10 @@ class TextTokenizer:
         tokenizer takes a space before a word for part of it (RoBERTa's byte-level BPE), every word has one, the first
         too, as with ``add_prefix_space`` in the transformers library.
         """
-        space = " " if self._space_counts() else ""
+        splitter, space = self._backend.pre_tokenizer, ""
+        if splitter is not None:
+            with_space, without = ([piece for piece, _ in splitter.pre_tokenize_str(text)] for text in (" a", "a"))
+            space = " " if with_space != without else ""
         aligned: list[tuple[list[int], list[int]]] = []
         # encode_batch_fast would leave out which word a piece belongs to.
         for encoding in self._backend.encode_batch(
@@ -121,14 +213,6 @@ class TextTokenizer:
             aligned.append((ids, owners))
         return aligned
 
-    def _space_counts(self) -> bool:
-        """Whether a word is read otherwise with a space before it than without."""
-        splitter = self._backend.pre_tokenizer
-        if splitter is None:
-            return False
-        with_space, without = ([piece for piece, _ in splitter.pre_tokenize_str(text)] for text in (" a", "a"))
-        return bool(with_space != without)
-
     def words(self, text: str) -> list[str]:
         """Split a text where the tokenizer does: at blanks, at punctuation, at each Chinese character."""
         encoding = self._backend.encode(text, add_special_tokens=False)
@@ -142,9 +226,21 @@ class TextTokenizer:
         """Return the text of each sequence of ids; special tokens are left out."""
         return [text.strip() for text in self._backend.decode_batch([list(i) for i in ids], skip_special_tokens=True)]
 
-    def to_json(self) -> str:
-        """Return the tokenizer in the JSON form of ``tokenizers``."""
+    def shown(self, token_id: int) -> str:
+        """Return a token as text, special ones too."""
+        return str(self._backend.decode([token_id], skip_special_tokens=False))
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Return the text of ids with all of its blanks; special tokens are left out."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=True))
+
+    def vocabulary_json(self) -> str:
+        """Return the tokenizer in the JSON form of ``tokenizers``, without its settings."""
         return str(self._backend.to_str())
+
+    def to_json(self) -> str:
+        """Return the tokenizer in the JSON form of ``tokenizers``, its settings in front where it has some."""
+        return joined(self.settings, self.vocabulary_json())
 
     @classmethod
     def from_json(cls, text: str) -> TextTokenizer:
@@ -158,7 +254,8 @@ class TextTokenizer:
         from tokenizers import Tokenizer
 
         try:
-            return cls(Tokenizer.from_str(text))
+            settings, vocabulary_json = parted(text)
+            return cls(Tokenizer.from_str(vocabulary_json), settings)
         except Exception as error:  # tokenizers raises bare Exception
             raise ValueError(f"tokenizer: expected the JSON form of tokenizers, found {text[:60]!r}") from error
 
@@ -203,68 +300,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, pretokenized: bool) -
     return TextTokenizer(backend)
 
 
-def train_wordpiece(texts: Iterable[str], vocab_size: int, pretokenized: bool, lowercase: bool) -> TextTokenizer:
-    """Train a WordPiece tokenizer like BERT's: each Chinese character and punctuation mark is a word of its own.
-
-    Parameters
-    ----------
-    texts : training text
-    vocab_size : largest number of tokens, special tokens included; a character that falls outside is unknown
-    pretokenized : words are what stands between blanks
-    lowercase : fold case and accents
-    """
-    from tokenizers import Tokenizer
-    from tokenizers.decoders import WordPiece as WordPieceDecoder
-    from tokenizers.models import WordPiece
-    from tokenizers.normalizers import BertNormalizer
-    from tokenizers.pre_tokenizers import BertPreTokenizer, WhitespaceSplit
-    from tokenizers.trainers import WordPieceTrainer
-
-    def backend_of(model: Any) -> Any:
-        backend = Tokenizer(model)
-        backend.normalizer = BertNormalizer(lowercase=lowercase, handle_chinese_chars=not pretokenized)
-        backend.pre_tokenizer = WhitespaceSplit() if pretokenized else BertPreTokenizer()
-        backend.decoder = WordPieceDecoder()
-        return backend
-
-    learner = backend_of(WordPiece(unk_token="[UNK]"))
-    words: Counter[str] = Counter()
-    for text in texts:
-        words.update(w for w, _ in learner.pre_tokenizer.pre_tokenize_str(learner.normalizer.normalize_str(text)))
-    # The trainer numbers characters in the order of a hash map, another one in each process. Those that it is given
-    # as special tokens have their place, and so have all merges that follow.
-    alphabet = _alphabet(words, vocab_size - len(WORDPIECE_TOKENS))
-    trainer = WordPieceTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[*WORDPIECE_TOKENS, *alphabet],
-        limit_alphabet=0,
-        show_progress=False,
-    )
-    learner.train_from_iterator((f"{word} " * number for word, number in sorted(words.items())), trainer)
-    # A new backend: in this one the alphabet is special.
-    backend = backend_of(WordPiece(learner.get_vocab(), unk_token="[UNK]"))
-    backend.add_special_tokens(list(WORDPIECE_TOKENS))
-    return TextTokenizer(backend)
-
-
-def _alphabet(words: Mapping[str, int], size: int) -> list[str]:
-    """Characters as tokens, and as they go on within a word, the most frequent that fit."""
-    counts: Counter[str] = Counter()
-    inner_characters: set[str] = set()
-    for word, number in words.items():
-        for character in word:
-            counts[character] += number
-        inner_characters.update(word[1:])
-    alphabet: list[str] = []
-    for character in sorted(counts, key=lambda c: (-counts[c], c)):
-        forms = [character, f"##{character}"] if character in inner_characters else [character]
-        if len(alphabet) + len(forms) > size:
-            break
-        alphabet += forms
-    return sorted(alphabet)
-
-
-def load_tokenizer(source: str, key: str = "data.tokenizer", complete: bool = True) -> TextTokenizer:
+def load_tokenizer(source: str, key: str = "data.tokenizer", complete: bool = True, model: str = "") -> TextTokenizer:
     """Load a tokenizer from a folder or a hub id.
 
     Parameters
@@ -272,31 +308,43 @@ def load_tokenizer(source: str, key: str = "data.tokenizer", complete: bool = Tr
     source : folder or hub id
     key : the configuration key that names it
     complete : add the tokens for padding, beginning and end that it lacks: for a model that is not there yet
+    model : folder or hub id of the model that it is for, whose files say where texts end; empty: ``source`` alone
 
     Raises
     ------
     ValueError
-        If there is none, or only an empty one; the message names the key and the source.
+        If there is none, or only an empty one, or nothing says how a text ends; the message names key and source.
     """
     from tokenizers import Tokenizer
 
     check_source(source, key)
-    folder = Path(source)
+    folder, missing_package = Path(source), sentencepiece_alone(source)
     try:
-        if (folder / "tokenizer.json").is_file():
-            backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        elif folder.is_dir() and (folder / "vocab.txt").is_file():
-            # A folder of a BERT may hold no more than this. BertTokenizer(vocab_file=...) of transformers 5 would
-            # silently give a vocabulary of five words; from_pretrained reads the file.
-            from transformers import BertTokenizer
-
-            backend = BertTokenizer.from_pretrained(source, trust_remote_code=False).backend_tokenizer
+        if missing_package and find_spec("sentencepiece") is None:
+            raise ModuleNotFoundError(missing_package)
+        files = read_files(source, TOKENIZER_FILES)
+        tokens = named_tokens(files)
+        if vocabulary := read_files(source, ["tokenizer.json"]):
+            saved_settings, vocabulary_json = parted(vocabulary["tokenizer.json"])
+            backend = Tokenizer.from_str(vocabulary_json)
         else:
-            from transformers import AutoTokenizer
+            from transformers import AutoTokenizer, BertTokenizer
 
-            backend = AutoTokenizer.from_pretrained(source, trust_remote_code=False).backend_tokenizer
+            # A folder of a BERT may hold no more than vocab.txt. BertTokenizer(vocab_file=...) of transformers 5 would
+            # silently give a vocabulary of five words; from_pretrained reads the file.
+            vocabulary_alone = folder.is_dir() and (folder / "vocab.txt").is_file()
+            kind = BertTokenizer if vocabulary_alone else AutoTokenizer
+            library_tokenizer = kind.from_pretrained(source, trust_remote_code=False, local_files_only=is_offline())
+            saved_settings, backend = TokenizerSettings(), library_tokenizer.backend_tokenizer
+            tokens = {**library_tokenizer.special_tokens_map, **tokens}
+        if (own := read_files(source, [SETTINGS_FILE])) and not saved_settings.ends:
+            saved_settings = TokenizerSettings.from_json(own[SETTINGS_FILE])
+        model_files = read_files(model or source, [GENERATION, "config.json"])
+        marks = saved_settings if saved_settings.ends else declared_marks(backend, tokens, model_files)
     except Exception as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        # What the library says then is of another format, tiktoken's, which it tries last.
+        first_line = missing_package or first_line
         raise ValueError(
             f"{key}: expected a folder with a tokenizer or a hub id, found {source!r} ({first_line}); "
             + ("leave it empty to train a tokenizer on the task's text" if key == "data.tokenizer" else _NO_TOKENIZER)
@@ -308,7 +356,19 @@ def load_tokenizer(source: str, key: str = "data.tokenizer", complete: bool = Tr
             "give the folder that holds tokenizer.json or vocab.txt"
         )
     if complete:
-        for role in (PAD, BOS, EOS):
-            if _token_id(backend, role) is None:
+        declared = ((PAD, marks.pad), (BOS, marks.begin), (EOS, marks.ends[0] if marks.ends else None))
+        for role, token_id in declared:
+            if token_id is None and _token_id(backend, role) is None:
                 _added(backend, role)
-    return TextTokenizer(backend)
+                files = {}
+    elif not marks.ends and _token_id(backend, EOS) is None:
+        raise ValueError(
+            f"{key}: the tokenizer of {source} names no token for the end of a text; name one of its tokens as "
+            "eos_token in tokenizer_config.json"
+        )
+    if model and files and GENERATION in model_files:
+        files = {**files, GENERATION: model_files[GENERATION]}
+    place = str(folder.absolute()) if folder.is_dir() else source
+    return TextTokenizer(
+        backend, replace(marks, reads_special=False, by_rule=False, classes=(), files=files, source=place)
+    )

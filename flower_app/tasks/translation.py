@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_pipeline.partition import transformer
-from client_pipeline.partition.families import is_library, max_length
+from client_pipeline.families import transformer
+from client_pipeline.families.families import max_length
+from client_pipeline.families.registry import is_library
+from client_pipeline.families.seq2seq import Seq2SeqHead
 from client_pipeline.partition.parts import IGNORED_LABEL, Batch, ModelParts
-from client_pipeline.partition.seq2seq import Seq2SeqHead
-from client_pipeline.partition.spec import SEQ2SEQ, ModelSpec
-from flower_app.tasks import decoding
-from flower_app.tasks.base import ModelOptions, Prepared, Score, TaskConfig
+from client_pipeline.partition.spec import SEQ2SEQ
+from flower_app.tasks import beam_search
+from flower_app.tasks.base import ModelConfig, PackagedTask, Prepared, Score, TaskConfig
 from flower_app.tasks.corpus import DataConfig, Pairs, load_pairs
-from flower_app.tasks.encoded import EncodedText, batches_by_length, evaluating
-from flower_app.tasks.partition import training_share, training_shares
+from flower_app.tasks.data_split import training_share, training_shares
+from flower_app.tasks.encoded import EncodedText, check_known, evaluating, num_scored, scored_batches
 from flower_app.tasks.start import (
     check_length,
     check_model,
@@ -45,8 +46,9 @@ class TranslationData:
 
     @classmethod
     def encode(cls, pairs: Pairs, tokenizer: TextTokenizer, max_length: int) -> TranslationData:
-        """Encode both sides."""
-        source, target = (EncodedText.encode(side, tokenizer, max_length) for side in (pairs.sources, pairs.targets))
+        """Encode both sides; a target that is cut teaches no end."""
+        source = EncodedText.encode(pairs.sources, tokenizer, max_length)
+        target = EncodedText.encode(pairs.targets, tokenizer, max_length, ends_cut=False)
         return cls(source, target, tokenizer.pad_id)
 
     @property
@@ -83,18 +85,18 @@ class TranslationEvaluator:
     def evaluate(self, parts: ModelParts, split: str = "validation") -> Score:
         """Translate ``split`` and score it: of validation the first ``evaluate-examples``, of test all."""
         pairs, encoded = self._pairs[split], self._encoded[split]
-        number = len(pairs)
-        if split == "validation" and self.config.evaluate_examples:
-            number = min(number, self.config.evaluate_examples)
+        number, size = num_scored(self.config, split, len(pairs)), self.config.evaluate_batch_size
         translations: list[list[int]] = [[] for _ in range(number)]
         loss_sum, weight = 0.0, 0
         with evaluating(parts) as device:
-            for indices in batches_by_length(encoded.source.lengths()[:number], self.config.evaluate_batch_size):
-                batch = {name: tensor.to(device) for name, tensor in encoded.collate(indices).items()}
-                memory = parts.encode(batch)
-                loss, tokens = _plain_loss(parts, memory, batch)
-                loss_sum, weight = loss_sum + loss, weight + tokens
-                for i, ids in zip(indices, _search(self.config, parts, memory, batch), strict=True):
+            for indices, batch in scored_batches(encoded, encoded.source.lengths()[:number], size, device):
+                memory, labels = parts.encode(batch), batch["labels"]
+                real, decoder = labels != IGNORED_LABEL, cast(Seq2SeqHead, parts.head)
+                states = decoder.hidden(memory, batch["attention_mask"], decoder.shift_right(labels))
+                loss_sum += float(F.cross_entropy(decoder.scores(states[real]), labels[real], reduction="sum"))
+                weight += int(real.sum())
+                translated = search(self.config, parts, memory, batch["attention_mask"], self.tokenizer.end_ids)
+                for i, ids in zip(indices, translated, strict=True):
                     translations[i] = ids
         predictions = self.tokenizer.decode(translations)
         sources, references = list(pairs.sources[:number]), list(pairs.targets[:number])
@@ -110,21 +112,18 @@ class TranslationEvaluator:
         )
 
 
-class TranslationTask:
+class TranslationTask(PackagedTask):
     """Sequence-to-sequence training of an encoder-decoder on parallel text."""
 
     scores = ("loss", "bleu", "chrf")
 
-    def __init__(self, config: TaskConfig) -> None:
-        self.config = config
-
-    def check(self, data: DataConfig, model: ModelOptions, seed: int, num_clusters: int) -> None:
+    def check(self, data: DataConfig, model: ModelConfig, seed: int, num_clusters: int) -> None:
         """Load what :meth:`prepare` loads, and train no tokenizer."""
         _load_training(self.config, data, model, seed, num_clusters)
         for split in ("validation", "test"):
             load_pairs(data, split, seed=0)
 
-    def prepare(self, data: DataConfig, model: ModelOptions, seed: int, num_clusters: int) -> Prepared:
+    def prepare(self, data: DataConfig, model: ModelConfig, seed: int, num_clusters: int) -> Prepared:
         """Load the data, train or load the tokenizer, and size the model.
 
         Raises
@@ -139,10 +138,15 @@ class TranslationTask:
         if not is_library(model.family):
             # Its decoder begins with the mark that others' tokenizers put before the text.
             tokenizer = tokenizer.without_rule()
-        if model.family == CLASSIC:
-            spec, weights = _classic(data, model, tokenizer)
-        else:
+        if model.family != CLASSIC:
             spec, weights = load_start(SEQ2SEQ, model, tokenizer, seed)
+        elif model.from_:
+            start = run_to_start_from(model)
+            check_length(start.spec, model, data.max_length)
+            spec = replace(start.spec, config={**start.spec.config, "label_smoothing": model.label_smoothing})
+            weights = start.parts.weights()
+        else:
+            spec, weights = transformer.spec(**table_sizes(model, tokenizer)), {}
         return Prepared(
             spec=spec,
             tokenizer_json=tokenizer.to_json(),
@@ -178,15 +182,13 @@ class TranslationTask:
         data = TranslationData(encoded, encoded, tokenizer.pad_id)
         translations: list[list[int]] = [[] for _ in inputs]
         with evaluating(parts) as device:
-            for indices in batches_by_length(encoded.lengths(), self.config.evaluate_batch_size):
-                batch = {name: tensor.to(device) for name, tensor in data.collate(indices).items()}
-                for i, ids in zip(indices, _search(self.config, parts, parts.encode(batch), batch), strict=True):
+            size = self.config.evaluate_batch_size
+            for indices, batch in scored_batches(data, encoded.lengths(), size, device):
+                memory, mask = parts.encode(batch), batch["attention_mask"]
+                translated = search(self.config, parts, memory, mask, tokenizer.end_ids)
+                for i, ids in zip(indices, translated, strict=True):
                     translations[i] = ids
         return tokenizer.decode(translations)
-
-    def saved(self, data: DataConfig) -> dict[str, Any]:
-        """Name of the task, and how its text is written."""
-        return {"name": self.config.name, "pretokenized": data.pretokenized}
 
 
 def translation_scores(
@@ -201,18 +203,8 @@ def translation_scores(
     return {"bleu": float(bleu), "chrf": float(chrf)}, str(metric.get_signature())
 
 
-def _classic(data: DataConfig, model: ModelOptions, tokenizer: TextTokenizer) -> tuple[ModelSpec, Mapping[str, Tensor]]:
-    """Specification of the classic Transformer, and the weights that are not fresh."""
-    if model.from_:
-        start = run_to_start_from(model)
-        check_length(start.spec, model, data.max_length)
-        spec = replace(start.spec, config={**start.spec.config, "label_smoothing": model.label_smoothing})
-        return spec, start.parts.weights()
-    return transformer.spec(**table_sizes(model, tokenizer)), {}
-
-
 def _load_training(
-    config: TaskConfig, data: DataConfig, model: ModelOptions, seed: int, num_clusters: int
+    config: TaskConfig, data: DataConfig, model: ModelConfig, seed: int, num_clusters: int
 ) -> tuple[list[Pairs], tuple[int, ...], TextTokenizer | None]:
     """Load the training text (one share for each file), each cluster's number of examples, and a ready tokenizer."""
     if model.family != CLASSIC:
@@ -228,31 +220,41 @@ def _load_training(
             f"{model.pretrained!r}; name its family, such as bart or t5, or leave it empty"
         )
     shares, sizes = training_shares(data, partial(load_pairs, data, "train", seed), num_clusters, seed)
-    return shares, sizes, ready_tokenizer(data, model)
+    tokenizer = ready_tokenizer(data, model)
+    if tokenizer is not None:
+        # A trained one knows every byte.
+        texts = (text for pairs in shares for pair in zip(pairs.sources, pairs.targets, strict=True) for text in pair)
+        check_known(tokenizer, texts, is_ready=True)
+    return shares, sizes, tokenizer
 
 
-def _plain_loss(parts: ModelParts, memory_BTD: Tensor, batch: Batch) -> tuple[float, int]:
-    decoder = cast(Seq2SeqHead, parts.head)
-    labels = batch["labels"]
-    real = labels != IGNORED_LABEL
-    states = decoder.hidden(memory_BTD, batch["attention_mask"], decoder.shift_right(labels))
-    return float(F.cross_entropy(decoder.scores(states[real]), labels[real], reduction="sum")), int(real.sum())
+def longest_translation(config: TaskConfig, parts: ModelParts, num_tokens: int) -> int:
+    """Return the most tokens of a translation, with its end, of a source of ``num_tokens``."""
+    limit = config.max_new_tokens or 2 * num_tokens + 10
+    return min(limit, max_length(parts.spec) or limit)
 
 
-def _search(config: TaskConfig, parts: ModelParts, memory_BTD: Tensor, batch: Batch) -> list[list[int]]:
-    """Translate a batch that is already encoded."""
-    longest = max_length(parts.spec)
-    mask = batch["attention_mask"]
-    limits = [config.max_new_tokens or 2 * n + 10 for n in mask.sum(dim=1).tolist()]
-    if longest is not None:
-        limits = [min(longest, limit) for limit in limits]
+def search(
+    config: TaskConfig, parts: ModelParts, memory_BTD: Tensor, mask: Tensor, end_ids: Sequence[int]
+) -> list[list[int]]:
+    """Return the ids of translations, without begin and end.
+
+    Parameters
+    ----------
+    config : says which search
+    parts : of the model, in evaluation
+    memory_BTD : what its last TEB gives for the sources
+    mask : [B, T], True at real source tokens
+    end_ids : the tokenizer's ends
+    """
+    limits = [longest_translation(config, parts, n) for n in mask.sum(dim=1).tolist()]
     if is_library(parts.spec.family):
         beams = config.beam_size if config.decode == "beam" else 1
-        return decoding.library_search(parts, memory_BTD, mask, limits, beams, config.length_penalty)
+        return beam_search.library_search(parts, memory_BTD, mask, limits, beams, config.length_penalty, end_ids)
     if parts.spec.family != CLASSIC:
         end_id = int(parts.spec.config["eos_id"])
-        return decoding.plain_greedy(cast(Seq2SeqHead, parts.head), memory_BTD, mask, limits, end_id)
+        return beam_search.plain_greedy(cast(Seq2SeqHead, parts.head), memory_BTD, mask, limits, end_id)
     decoder = cast(transformer.TransformerDecoder, parts.head)
     if config.decode == "beam":
-        return decoding.beam(decoder, memory_BTD, mask, limits, config.beam_size, config.length_penalty)
-    return decoding.greedy(decoder, memory_BTD, mask, limits)
+        return beam_search.beam(decoder, memory_BTD, mask, limits, config.beam_size, config.length_penalty)
+    return beam_search.greedy(decoder, memory_BTD, mask, limits)

@@ -1,1 +1,1 @@
-"""One training as the server sees it: nodes, strategy, evaluation, records, checkpoints."""
+"""Training on the server's side: nodes, strategy, evaluation, records, checkpoints."""

@@ -1,4 +1,4 @@
-"""How a simulation's actors are arranged, and their start before anybody needs them."""
+"""Arrangement of a simulation's actors, and their start before anybody needs them."""
 
 from __future__ import annotations
 
@@ -9,27 +9,23 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from client_pipeline.runtime.arrangement import Arrangement
-from client_pipeline.runtime.shared_actor import start_when_ray_is_up
+from client_pipeline.runtime.devices.shared_actor import start_when_ray_is_up
+from client_pipeline.runtime.ray.arrangement import Arrangement, arrange
 from client_pipeline.system.scenario import Scenario
 from flower_app.config.run_config import RunConfig
 from flower_app.training.network import training_scenario
-from flower_app.training.simulated_actors import NEEDED_MODULES, simulated_arrangement
-from strategies.flower_internals import InMemoryGrid, log
+from strategies.flower_internals import InMemoryGrid
+from strategies.flower_names import log
 from strategies.grid.forwarding import innermost
 
+NEEDED_MODULES = ("client_pipeline.runtime.control_unit.control_unit", "flower_app.training.cluster_data")
+"""Modules that a shared actor imports while the server loads data and model."""
 _RAY_S = 120.0
-"""How long a simulation's Ray may take to come until actors are left to start when they are needed [s]."""
+"""Time for a simulation's Ray to start; after that, actors start when they are needed [s]."""
 
 
 def arranged(config: RunConfig, scenario: Scenario, grid: Grid, *, quiet: bool = False) -> Arrangement:
-    """Decide how many actors a simulation's devices and control units share; real machines have their own.
-
-    Raises
-    ------
-    ValueError
-        As :func:`client_pipeline.runtime.arrangement.arrange`; if micro-batches are to be fused on real machines.
-    """
+    """Decide how many actors a simulation's devices and control units share; real machines have their own."""
     if not isinstance(innermost(grid), InMemoryGrid):
         if config.runtime.fused_micro_batches > 1:
             raise ValueError(
@@ -37,26 +33,28 @@ def arranged(config: RunConfig, scenario: Scenario, grid: Grid, *, quiet: bool =
                 "micro-batch alone; set runtime.fused-micro-batches to 1"
             )
         return Arrangement()
-    arrangement, reason = simulated_arrangement(config, scenario)
+    arrangement, reason = arrange(
+        config.runtime,
+        config.faults,
+        paced=config.device_emulation == "paced",
+        num_devices=[len(devices) for devices in scenario.clusters],
+    )
     if not quiet:
         log(INFO, reason)
     return arrangement
 
 
 def start_actors(flat: Mapping[str, Any], grid: Grid) -> None:
-    """Begin to start a simulation's shared actors, in a thread: they import for seconds. Says nothing of mistakes.
+    """Begin to start a simulation's shared actors, in a thread: they import for seconds.
 
-    Parameters
-    ----------
-    flat : the run's configuration; nothing of it is imported that the server alone needs, and takes its time
-    grid : Flower's
+    The run's preparation reports mistakes of the configuration; this function does not.
     """
     try:
         config = RunConfig.as_sent(flat)
         network = training_scenario(config)
         arrangement = arranged(config, network.first(config.num_clusters or network.num_clusters), grid, quiet=True)
     except (ValueError, FileNotFoundError):
-        return  # the run's preparation meets it again, and says what it is
+        return
     if arrangement.actors:
         needs = (arrangement.actors, config.runtime.actor_idle, NEEDED_MODULES, _RAY_S)
         threading.Thread(target=start_when_ray_is_up, args=needs, daemon=True).start()

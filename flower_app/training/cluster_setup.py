@@ -1,4 +1,4 @@
-"""Before round 1: wait for the nodes, tell each about the run, learn what its cluster has."""
+"""Set-up before round 1: wait for the nodes, send each the run's set-up, read the answers about the clusters."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from client_pipeline.counted import counted
 from flower_app.config.run_config import RunConfig
 from flower_app.runs.machines import ClusterMachines
-from flower_app.training.network import training_scenario
+from flower_app.training.network import pool_size, training_scenario
 from flower_app.training.releases import most_examples
 from strategies.clusters import ClusterState, check_clusters
-from strategies.decoder.trainer import DecoderTrainer
-from strategies.flower_internals import InMemoryGrid, log
+from strategies.flower_internals import InMemoryGrid
+from strategies.flower_names import log
 from strategies.grid.forwarding import innermost
 from strategies.grid.intake import RoundBounds
-from strategies.grid.received_setup import checked_setup
+from strategies.grid.received_report import checked_setup
 from strategies.grid.received_values import MalformedReply
-from strategies.grid.reply_matching import match_replies
+from strategies.grid.reply_matching import error_reason, match_replies
 from strategies.grid.update_spool import message_bytes
 from strategies.printable import printable
 from strategies.records import ARRAYS, CONFIG, PULL_KEY, SETUP, to_arrays
 
 SETUP_TIMEOUT_S = 3600.0
-"""How long a control unit may take to load and encode its data."""
+"""Time for a control unit to load and encode its data [s]."""
 _MISTAKE_CHARACTERS = 2000
-"""Of a node's words about its user's mistake."""
+"""Longest message of a node about its user's mistake that is shown."""
 _FLWR_RUN = (
     'flwr run . --stream --federation-config "num-supernodes={0} client-resources-num-cpus=1 init-args-num-cpus={0}"'
 )
@@ -42,16 +43,16 @@ _SETTLED_S = 5.0
 
 
 class Clusters(NamedTuple):
-    """The run's clusters, and what telling them cost."""
+    """Clusters of a run, and the bytes of their set-up."""
 
     states: list[ClusterState]
     """In the order of their numbers."""
     bytes_down: int
     """Tensors that went down: frozen weights, once for each process of the run."""
     at_once: int
-    """How many of them run at the same time: all, but for a simulation with less room."""
+    """Client apps that run at the same time: all, but for a simulation with less room."""
     machines: Mapping[int, ClusterMachines] = MappingProxyType({})
-    """Those of each cluster that named them."""
+    """Machines of each cluster that named them."""
 
 
 def set_up_clusters(
@@ -64,13 +65,13 @@ def set_up_clusters(
     trained: Collection[int] = (),
     pulls: Mapping[int, str] = MappingProxyType({}),
 ) -> Clusters:
-    """Tell every node about the run; learn the clusters. A mistake that any node finds ends the run here.
+    """Send every node the set-up, and return the clusters. A mistake that any node finds ends the run here.
 
     Parameters
     ----------
     grid : Flower's
     nodes : ids of the connected nodes
-    setup_values : what each is told
+    setup_values : values that each receives
     sent : weights that are never trained, by global name, where the nodes do not have them in files
     num_clusters : N
     max_length : at which sequences are cut [tokens], for the log
@@ -94,11 +95,13 @@ def set_up_clusters(
     answers = match_replies(messages, grid.send_and_receive(messages, timeout=SETUP_TIMEOUT_S))
     if silent := sorted(node for node, reply in zip(nodes, answers, strict=True) if reply is None):
         raise RuntimeError(f"set-up: no answer from nodes {silent} within {SETUP_TIMEOUT_S:g} s")
-    states, at_once, machines = [], num_clusters, {}
+    is_simulation = isinstance(innermost(grid), InMemoryGrid)
+    states, machines = [], {}
+    at_once = min(num_clusters, pool_size()) if is_simulation else num_clusters
     for node, reply in zip(nodes, answers, strict=True):
         assert reply is not None
         if reply.has_error():
-            raise RuntimeError(f"set-up: node {node}: {printable(str(reply.error.reason))}")
+            raise RuntimeError(f"set-up: node {node}: {printable(error_reason(reply))}")
         try:
             answer = checked_setup(reply.content, node, num_clusters)
         except MalformedReply as error:
@@ -110,7 +113,7 @@ def set_up_clusters(
             states.append(state)
             if "machine" in answer:
                 machines[state.cluster] = ClusterMachines(answer["machine"], answer.get("device-machines", {}))
-            if isinstance(innermost(grid), InMemoryGrid):
+            if is_simulation:
                 at_once = min(at_once, answer.get("at-once") or num_clusters)
             cluster_name = f"cluster {state.cluster}"
             if state.cluster in trained and not answer["restored"]:
@@ -133,16 +136,8 @@ def set_up_clusters(
     return Clusters(states, sum(map(message_bytes, messages)), at_once, machines)
 
 
-def settle_decoder_sync(trainer: DecoderTrainer, clusters: Clusters) -> None:
-    """Decide ``auto`` where a simulation runs its clusters one after the other: no step could wait for all of them."""
-    if trainer.decoder_sync == "auto" and clusters.at_once < len(clusters.states):
-        trainer.settle_sync("round")
-        num_clusters = len(clusters.states)
-        log(INFO, "decoder-sync auto: round, %d of %d clusters run at the same time", clusters.at_once, num_clusters)
-
-
 def round_bounds(config: RunConfig, num_blocks: int, clusters: Sequence[ClusterState]) -> RoundBounds:
-    """What a run's configuration says of every honest answer to a training order."""
+    """Return the bounds of every honest answer to a training order, from the run's configuration."""
     return RoundBounds(
         steps=config.local_steps,
         # A sequence is cut at data.max-length, its marks and all.
@@ -154,9 +149,9 @@ def round_bounds(config: RunConfig, num_blocks: int, clusters: Sequence[ClusterS
 
 
 def fitted_to_nodes(config: RunConfig, grid: Grid) -> RunConfig:
-    """Train as many clusters as a simulation has nodes, where nobody said how many, and say so.
+    """Limit the clusters to the nodes of a simulation, unless the configuration names a number, and log it.
 
-    Plain ``flwr run`` gives two nodes unless it is told otherwise, whatever the scenario has.
+    Plain ``flwr run`` gives two nodes by default, whatever the scenario has.
     """
     if config.num_clusters or not isinstance(innermost(grid), InMemoryGrid):
         return config
@@ -176,6 +171,11 @@ def fitted_to_nodes(config: RunConfig, grid: Grid) -> RunConfig:
     return replace(config, num_clusters=num_nodes)
 
 
+def nodes_there(grid: Grid, num_wanted: int) -> list[int]:
+    """Wait until so many nodes are connected, or no more come; returns those that are."""
+    return _settled_nodes(grid, num_wanted, _SETTLED_S)
+
+
 def wait_for_nodes(grid: Grid, num_needed: int, timeout_s: float) -> list[int]:
     """Wait, with a bound, until ``num_needed`` nodes are connected; returns all that are.
 
@@ -188,11 +188,11 @@ def wait_for_nodes(grid: Grid, num_needed: int, timeout_s: float) -> list[int]:
     nodes = _settled_nodes(grid, num_needed, _SETTLED_S if simulated else math.inf, timeout_s)
     if len(nodes) >= num_needed:
         return nodes
-    shortage = f"num-clusters: {num_needed} clusters need as many nodes, {len(nodes)} nodes came"
+    shortage = f"num-clusters: expected {counted(num_needed, 'node')}, one a cluster, found {len(nodes)}"
     if simulated:
         raise ValueError(
             f"{shortage}; simulate as many: {_FLWR_RUN.format(num_needed)}, "
-            f"or train {len(nodes)} clusters alone with --run-config num-clusters={len(nodes)}"
+            f"or train {counted(len(nodes), 'cluster')} alone with --run-config num-clusters={len(nodes)}"
         )
     raise ValueError(f"{shortage} within {timeout_s:g} s; start more nodes or lower num-clusters")
 

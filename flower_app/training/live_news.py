@@ -1,4 +1,4 @@
-"""``live.json`` of a run directory: what the control units tell of the round in progress, as it happens.
+"""``live.json`` of a run directory: news of the control units about the round in progress.
 
 One file for all clusters, written at once when something has changed and otherwise twice a second at most.
 """
@@ -18,12 +18,7 @@ _WRITE_S = 0.5
 
 
 class LiveNews:
-    """Keeps what was told last of each cluster. Safe to call from several threads.
-
-    Parameters
-    ----------
-    run_dir : where the file is
-    """
+    """Latest news of each cluster. Safe to call from several threads."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -59,12 +54,12 @@ class LiveNews:
                 write_live(self._run_dir, self._clusters)
 
     def __enter__(self) -> LiveNews:
-        """Forget what a process before this one has left."""
+        """Remove the news of an earlier process."""
         write_live(self._run_dir, {})
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The run has ended: there is nothing in progress."""
+        """Remove all news: no round is in progress."""
         with self._lock:
             self._clusters.clear()
             write_live(self._run_dir, {})

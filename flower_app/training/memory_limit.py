@@ -1,4 +1,4 @@
-"""What a limit of the devices' memory must find before any node is asked: a model that fits."""
+"""Check that a model fits the devices' limited memory, before any node is asked."""
 
 from __future__ import annotations
 
@@ -21,11 +21,6 @@ def check_memory_limit(limit: str, costs: str, scenario: Scenario, schedule: str
     costs : the run's ``costs``
     scenario : the run's network; without costs of the model, which nobody knows before it is there, less is checked
     schedule : ``planner.schedule``; empty: ``gpipe``
-
-    Raises
-    ------
-    ValueError
-        With what a TEB needs, and what the devices have.
     """
     if limit == "none":
         return
@@ -54,6 +49,6 @@ def check_memory_limit(limit: str, costs: str, scenario: Scenario, schedule: str
                 f"{num_blocks} TEBs: a TEB needs {block / 1e6:.1f} MB ({memory.held_bytes / 1e6:.1f} of weights and "
                 f"states, the rest for the activations of {kept} examples: {why}), and a device "
                 f"{beside / 1e6:.1f} MB beside them; lower batch-size or data.max-length, "
-                f"{'' if memory.recompute else 'set runtime.recompute, '}use fewer bits (model.base-dtype) or devices "
-                "with more memory"
+                f"{'' if memory.recompute else 'set runtime.recompute = always, '}use fewer bits (model.base-dtype) or "
+                "devices with more memory"
             )

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from typing import cast
 
+from client_pipeline.counted import counted
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.system.costs import model_costs
-from client_pipeline.system.scenario import Scenario, load_scenario
+from client_pipeline.system.scenario import Bandwidth, Scenario, load_scenario
 from flower_app.config.run_config import RunConfig
+from strategies.planning.policy_names import OPTIMAL, POLICIES
+
+MOST_EXAMPLES = 100_000
+"""Largest batch: a planner tries each number of micro-batches up to it."""
 
 
 def training_scenario(config: RunConfig, spec: ModelSpec | None = None) -> Scenario:
@@ -26,17 +33,19 @@ def training_scenario(config: RunConfig, spec: ModelSpec | None = None) -> Scena
     # Where the model is not known yet, torch is not imported yet, either.
     num_blocks = config.model.encoder_layers
     if spec is not None:
-        from client_pipeline.partition.families import num_blocks_of
+        from client_pipeline.families.registry import family_named
 
-        num_blocks = num_blocks_of(spec)
+        num_blocks = family_named(spec.family).num_blocks(spec)
     scenario = load_scenario(config.scenario, None if config.scenario_seed < 0 else config.scenario_seed)
     if config.num_clusters > scenario.num_clusters:
         raise ValueError(
-            f"num-clusters: {config.num_clusters} clusters, but scenario {config.scenario} has "
+            f"num-clusters: {counted(config.num_clusters, 'cluster')}, but scenario {config.scenario} has "
             f"{scenario.num_clusters}; lower num-clusters or choose another scenario"
         )
     planner, overrides = scenario.planner, config.planner
     # A scenario that allows every m of its own batch allows every m of the run's.
+    if config.batch_size > MOST_EXAMPLES:
+        raise ValueError(f"batch-size: expected at most {MOST_EXAMPLES:,}, found {config.batch_size}; lower it")
     all_m = planner.max_micro_batches >= planner.batch_size
     settings = replace(
         planner,
@@ -48,7 +57,7 @@ def training_scenario(config: RunConfig, spec: ModelSpec | None = None) -> Scena
         v=overrides.v or planner.v,
         gamma_max=overrides.gamma_max or planner.gamma_max,
         energy_price=overrides.energy_price or planner.energy_price,
-        bandwidth=overrides.bandwidth_of(planner.bandwidth),
+        bandwidth=cast(Bandwidth, overrides.bandwidth) if overrides.bandwidth else planner.bandwidth,
     )
     costs = scenario.costs
     if not config.traits.decoder_on_server:
@@ -65,6 +74,28 @@ def training_scenario(config: RunConfig, spec: ModelSpec | None = None) -> Scena
             optimizer="momentum" if momentum else config.optimizer.name,
             compression=config.compression,
             trains_head=not config.traits.decoder_on_server,
-            recompute=config.runtime.recompute,
+            recompute=config.recomputes,
         )
     return replace(scenario, planner=settings, costs=costs)
+
+
+_MOST_THREADS, _MORE_THAN_CORES = 32, 4
+
+
+def pool_size() -> int:
+    """Return the threads that hand messages to client apps: those of a ``ThreadPoolExecutor()`` of this Python."""
+    # Python 3.13 counts the cores that the process may use.
+    cores = getattr(os, "process_cpu_count", os.cpu_count)() or 1
+    return min(_MOST_THREADS, cores + _MORE_THAN_CORES)
+
+
+def clusters_at_once(config: RunConfig) -> int:
+    """Return the most clusters of a complete configuration that train in the same round."""
+    if config.traits.channel_for_each and config.policy.removesuffix(OPTIMAL) in POLICIES and not config.plan:
+        return min(config.num_clusters, training_scenario(config).num_channels)
+    return config.num_clusters
+
+
+def clients_at_once(config: RunConfig) -> int:
+    """Return how many client apps of a complete configuration run at once: one for each cluster, if they fit."""
+    return min(clusters_at_once(config), pool_size())

@@ -2,48 +2,50 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from client_pipeline.partition.families import dropouts
+from client_pipeline.families.families import dropouts
+from client_pipeline.families.hugging_face import CLUSTER_TAIL
+from client_pipeline.families.proof import check_cut, check_packing
 from client_pipeline.partition.parts import ModelParts
-from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.run_identity import RunIdentity
-from client_pipeline.runtime.memory import give_freed_memory_back, return_freed_memory
+from client_pipeline.runtime.stage.memory import give_freed_memory_back, return_freed_memory
 from client_pipeline.system.scenario import Scenario
+from client_pipeline.weights.base_weights import BaseWeights, FrozenBase
 from flower_app.config.privacy_checks import check_shared_matrices
 from flower_app.config.run_config import RunConfig
 from flower_app.config.strategy_choice import check_first_round, check_slices, make_planner
 from flower_app.runs import run_checkpoints
 from flower_app.runs.run_inputs import input_digests
 from flower_app.tasks.base import Prepared, Task, task
-from flower_app.tasks.partition import weighted_partition
-from flower_app.training.frozen_weights import frozen_digest
+from flower_app.tasks.data_split import weighted_split
+from flower_app.training.global_models import LARGE_BYTES
 from flower_app.training.memory_limit import check_memory_limit
 from flower_app.training.network import training_scenario
 from strategies.aggregation.accountant import PrivacyAccountant
 from strategies.checkpoint import Checkpoint
 from strategies.planning.planner import RoundPlanner
 
-_LARGE_BYTES = 1 << 20
-"""Tensors of this size and more go back to the system when they are freed [byte]."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun:
-    """What a training goes by; :func:`prepare` makes it."""
+    """Inputs of a training; :func:`prepare` makes them."""
 
     config: RunConfig
     run_dir: Path
     started: float
-    """When this process took the run up, on the clock of ``time.perf_counter`` [s]."""
+    """Start of this process's part of the run, on the clock of ``time.perf_counter`` [s]."""
     resumed: Checkpoint | None
-    """What the run goes on from; None: it begins."""
+    """Checkpoint that the run goes on from; None: it begins."""
     identity: RunIdentity
     inputs: dict[str, str]
     """SHA-256 of the files that it reads, by configuration key."""
@@ -55,16 +57,16 @@ class PreparedRun:
     scenario: Scenario
     """The network, of the run's clusters alone."""
     planner: RoundPlanner | None
-    """None for a strategy that plans nothing."""
+    """Planner of the rounds; None for a strategy that plans nothing."""
     frozen: Mapping[str, Tensor]
     """Weights that are never trained, by global name: in memory, or a
-    :class:`~client_pipeline.partition.base_weights.FrozenBase`."""
+    :class:`~client_pipeline.weights.base_weights.FrozenBase`."""
     frozen_digest: str
     """Their SHA-256 in hexadecimal; empty if there are none."""
 
     @property
     def num_clusters(self) -> int:
-        """N."""
+        """Number of clusters, N."""
         return self.scenario.num_clusters
 
     @property
@@ -74,7 +76,7 @@ class PreparedRun:
 
     @property
     def wall_before_s(self) -> float:
-        """How long the run took before this process began [s]."""
+        """Duration of the run before this process began [s]."""
         return float(self.resumed.state["wall-s"]) if self.resumed else 0.0
 
 
@@ -95,7 +97,7 @@ def prepare(config: RunConfig, run_dir: Path) -> PreparedRun:
     """
     torch.set_num_threads(config.runtime.server_threads)
     # A TEB that is drawn for an evaluation would stay in the heap, and the next one beside it.
-    return_freed_memory(_LARGE_BYTES)
+    return_freed_memory(LARGE_BYTES)
     started = time.perf_counter()
     resumed = run_checkpoints.reopened(run_dir, config) if config.resume else None
     identity = resumed.identity if resumed else run_checkpoints.new_identity(run_dir, config)
@@ -104,12 +106,23 @@ def prepare(config: RunConfig, run_dir: Path) -> PreparedRun:
     num_clusters = config.num_clusters or network.num_clusters
     run_task = task(config.task)
     config.selection.check_metric(run_task.scores)
-    data = weighted_partition(config.data, network.first(num_clusters).data_shares)
+    data = weighted_split(config.data, network.first(num_clusters).data_shares)
     prepared_task = run_task.prepare(data, config.model, config.seed, num_clusters)
     # A tokenizer that was trained here leaves 150 MB behind.
     give_freed_memory_back()
+    if config.returns_states or prepared_task.spec.config.get(CLUSTER_TAIL):
+        prepared_task = prepared_task.with_tail(config.returns_states)
     prepared_task = replace(prepared_task, spec=config.adapted(prepared_task.spec))
-    _check_fusion(config, prepared_task.spec)
+    check_cut(prepared_task.spec)
+    if config.data.packing:
+        check_packing(prepared_task.spec)
+    # The masks of dropout are drawn for each micro-batch.
+    if config.runtime.fused_micro_batches > 1 and (rates := dropouts(prepared_task.spec)):
+        rate_texts = ", ".join(f"{name} = {rate:g}" for name, rate in rates.items())
+        raise ValueError(
+            f"runtime.fused-micro-batches = {config.runtime.fused_micro_batches}: expected a model without dropout, "
+            f"found {rate_texts}; set runtime.fused-micro-batches to 1, or dropout to 0"
+        )
     parts = prepared_task.build(config.seed)
     scenario = training_scenario(config, prepared_task.spec).first(num_clusters)
     check_shared_matrices(
@@ -117,7 +130,8 @@ def prepare(config: RunConfig, run_dir: Path) -> PreparedRun:
         traits=config.traits,
         local_steps=config.local_steps,
         family=config.model.family,
-        shared=parts.tied.values(),
+        # What the control unit has of the head is sent to nobody between the steps.
+        shared=() if config.returns_states else parts.tied.values(),
     )
     PrivacyAccountant(config.privacy, {})  # says at once if there is no library to account with
     planner = make_planner(config, scenario)
@@ -146,17 +160,39 @@ def prepare(config: RunConfig, run_dir: Path) -> PreparedRun:
     )
 
 
-def _check_fusion(config: RunConfig, spec: ModelSpec) -> None:
-    """Refuse fused micro-batches of a model with dropout: its masks are drawn for each micro-batch.
+def frozen_digest(frozen: Mapping[str, Tensor], resumed: Mapping[str, Any] | None, source: str) -> str:
+    """Return the SHA-256 of a run's frozen weights in hexadecimal; empty if there are none.
+
+    Adapters belong to the very weights that they were trained on.
+
+    Parameters
+    ----------
+    frozen : by name
+    resumed : a checkpoint's state, of which ``frozen`` is what this function gave when the run began; None: it begins
+    source : where the weights come from, for the message
 
     Raises
     ------
     ValueError
-        Naming the model's settings.
+        If the run began with other weights.
     """
-    if config.runtime.fused_micro_batches > 1 and (rates := dropouts(spec)):
-        found = ", ".join(f"{name} = {rate:g}" for name, rate in rates.items())
+    if not frozen:
+        digest = ""
+    elif isinstance(frozen, BaseWeights):
+        # Of their files' digests: nobody reads a whole model for it.
+        digest = hashlib.sha256(json.dumps([frozen.files, dict(frozen.places)]).encode()).hexdigest()
+    elif isinstance(frozen, FrozenBase):
+        digest = hashlib.sha256(frozen.to_json().encode()).hexdigest()
+    else:
+        hashed = hashlib.sha256()
+        for name, value in sorted(frozen.items()):
+            hashed.update(name.encode())
+            hashed.update(value.contiguous().numpy().tobytes())
+        digest = hashed.hexdigest()
+    expected = digest if resumed is None else resumed.get("frozen", "")
+    if expected != digest:
         raise ValueError(
-            f"runtime.fused-micro-batches = {config.runtime.fused_micro_batches}: expected a model without dropout, "
-            f"found {found}; set runtime.fused-micro-batches to 1, or dropout to 0"
+            f"resume: the frozen weights are not those that the run began with (SHA-256 {digest[:12]}, expected "
+            f"{expected[:12]}): {source or 'the model'} has changed; put it back, or start the run anew"
         )
+    return digest

@@ -1,4 +1,4 @@
-"""What a round under way may release: kept before it can, for a run that goes on where it died.
+"""Ledger of what a round under way may release, written before it can, for a run that goes on where it died.
 
 ``releases.json`` is replaced when a round's orders go out, and whenever a step is begun again. It holds the state of
 the accountant at that moment, and a bound on what the rest of that round releases beyond it.
@@ -27,12 +27,12 @@ class Releases:
 
     Parameters
     ----------
-    run_dir : the run's
-    accountant : whose state is kept
-    sent : what has been received of each cluster; it goes on changing
+    run_dir : directory of the run
+    accountant : its state is kept
+    sent : received amounts of each cluster; they go on changing
     examples : most that a cluster sends in a round, if it begins no step again
     length : most tokens of an example
-    run : whose it is; see :class:`~client_pipeline.run_identity.RunIdentity`
+    run : identity of the run; see :class:`~client_pipeline.run_identity.RunIdentity`
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class Releases:
         self._lock = threading.Lock()
 
     def begin_round(self, round_: int, clusters: Collection[int]) -> None:
-        """Note who is asked to train; before they are."""
+        """Note the clusters of a round before they are asked to train."""
         self._round = {"round": round_, "clusters": sorted(clusters)}
         self.keep()
 
     def keep(self) -> None:
-        """Write what has been received so far; before a step that was begun again is answered."""
+        """Write the received amounts, before a step that was begun again is answered."""
         bound = {"examples": self._examples, "length": self._length}
         with self._lock:
             state = self._accountant.state(dict(self._sent))
@@ -93,7 +93,7 @@ def accounted(
 def state_after(
     run_dir: Path, completed: int, state: Mapping[str, Any], num_examples: Mapping[int, int], run: str = ""
 ) -> Any:
-    """The accountant's state of a run that goes on.
+    """Return the accountant's state of a run that goes on.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def state_after(
     completed : round of the checkpoint
     state : the accountant's in it
     num_examples : training examples of each cluster
-    run : whose it is
+    run : identity of the run
 
     Returns
     -------

@@ -1,61 +1,46 @@
-"""What happens after each round: evaluation and selection, the round's line and timeline, the checkpoint."""
+"""End of each round: evaluation and selection, the round's line and timeline, the checkpoint."""
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Strategy
 
 from client_pipeline.partition.plan import PLAN_FORMAT, ClusterPlan
-from flower_app.report.timeline import timeline_of
+from client_pipeline.system.channels import NetworkTrace
+from client_pipeline.system.scenario import Scenario
+from flower_app.report.sinks import RoundSinks
 from flower_app.runs import run_checkpoints, run_directory
+from flower_app.training.early_stopping import ModelSelection
 from flower_app.training.global_models import GlobalModels
-from flower_app.training.model_selection import ModelSelection
 from flower_app.training.prepared_run import PreparedRun
 from flower_app.training.server_faults import ServerFaults
 from strategies.aggregation.accountant import PrivacyAccountant
 from strategies.baselines.stock_accounting import stock_record
 from strategies.checkpoint import Checkpoint
 from strategies.decoder.service import DecoderService
-from strategies.grid.update_receipts import UpdateReceipts
+from strategies.dssda.queues import Queues
+from strategies.dssda.round_problem import round_instance
+from strategies.grid.recording import RecordingGrid
 from strategies.planned_strategy import PlannedStrategy
+from strategies.planning.plan_demands import pipeline_of
+from strategies.registry import STRATEGIES
 from strategies.resumed import kept_memory, kept_state
 
 _BULK = ("timeline", "state", "faults")
-"""Of a control unit's report: what has a file of its own, or is known."""
+"""Entries of a control unit's report that have a file of their own, or are known."""
 
 
 class PatienceEnded(Exception):  # noqa: N818
     """The run's patience has ended: Flower's ``start`` has no other way out before the last round."""
 
 
-class RoundExchanges(Protocol):
-    """What the grid has recorded of the round; :class:`~strategies.grid.recording.RecordingGrid` in a run."""
-
-    receipts: UpdateReceipts
-    last_reports: list[dict[str, Any]]
-
-    def take_round(self) -> dict[str, Any]:
-        """Return what was exchanged since the last call."""
-
-
-class RoundBoard(Protocol):
-    """Takes each round's line, to show it while the run goes on."""
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Take one line."""
-
-
 class RunStanding:
-    """How far a run has come, over all the times that it was continued.
-
-    Parameters
-    ----------
-    run : with what it goes on from
-    """
+    """Progress of a run, over all the times that it was continued."""
 
     def __init__(self, run: PreparedRun) -> None:
         self.selection = ModelSelection(run.config.selection)
@@ -64,7 +49,7 @@ class RunStanding:
         self.last_round = run.completed
         """Newest round that is done."""
         self.privacy: dict[str, Any] | None = run.resumed.state["privacy"]["record"] if run.resumed else None
-        """What the newest round's line says of it."""
+        """Privacy spent, as in the newest round's line."""
 
     def account(self, privacy: dict[str, Any]) -> dict[str, Any]:
         """Note what a round's line says of privacy."""
@@ -77,22 +62,17 @@ class RunStanding:
 
 
 class RoundClock:
-    """How long rounds take, and the run in all.
-
-    Parameters
-    ----------
-    run : with the time before this process
-    """
+    """Clock of the rounds, and of the run in all."""
 
     def __init__(self, run: PreparedRun) -> None:
         self._started, self._before_s = run.started, run.wall_before_s
         self._round_started = time.perf_counter()
         self.round_s = 0.0
-        """Of the last round."""
+        """Duration of the last round [s]."""
 
     @property
     def wall_s(self) -> float:
-        """Of the run so far."""
+        """Duration of the run so far [s]."""
         return time.perf_counter() - self._started + self._before_s
 
     def begin_first_round(self) -> None:
@@ -106,42 +86,8 @@ class RoundClock:
         return {"round_s": self.round_s, "wall_s": now - self._started + self._before_s}
 
 
-class RoundOpener:
-    """Writes a round's plans before it begins, and injects the server's fault if the round has one.
-
-    Parameters
-    ----------
-    run : the run
-    faults : of the server's process
-    clock : tells about how long a round takes
-    """
-
-    def __init__(self, run: PreparedRun, faults: ServerFaults, clock: RoundClock) -> None:
-        self._run, self._faults, self._clock = run, faults, clock
-
-    def open(self, server_round: int, plans: Sequence[ClusterPlan]) -> None:
-        """Begin a round with the plans of its clusters."""
-        document = {"format": PLAN_FORMAT, "clusters": [plan.to_dict() for plan in plans]}
-        run_directory.write_plan(self._run.run_dir, server_round, document)
-        self._faults.begin_round(server_round, usual_s=self._clock.round_s)
-
-
 class RoundCloser:
-    """Evaluates, records and commits each round of a run when its clusters have answered.
-
-    Parameters
-    ----------
-    run : the run
-    standing, clock : updated with each round
-    models : the run's weights, scored and saved
-    exchanges : what the grid has recorded
-    strategy : whose account and memory are kept
-    accountant : of the run's noise
-    faults : of the server's process
-    service : the decoder's, where the server trains it
-    board : takes each line, too
-    setup_bytes : tensors that went down before round 1; the first line has them [byte]
-    """
+    """Evaluates, records and commits each round of a run when its clusters have answered."""
 
     def __init__(
         self,
@@ -150,26 +96,28 @@ class RoundCloser:
         clock: RoundClock,
         models: GlobalModels,
         *,
-        exchanges: RoundExchanges,
+        exchanges: RecordingGrid,
         strategy: Strategy,
         accountant: PrivacyAccountant,
         faults: ServerFaults,
         service: DecoderService | None = None,
-        board: RoundBoard | None = None,
+        board: RoundSinks | None = None,
         setup_bytes: int = 0,
+        initial_arrays: ArrayRecord | None = None,
     ) -> None:
         self._run, self._standing, self._clock, self._models = run, standing, clock, models
         self._exchanges, self._strategy = exchanges, strategy
         self._accountant, self._faults = accountant, faults
         self._service, self._board = service, board
         self._setup_bytes = setup_bytes
+        self._former = _arrays_of(initial_arrays, run.config.strategy)
 
     def close(self, started_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """Evaluate where it is due, write the round's line, and commit the round.
 
         Parameters
         ----------
-        started_round : of this process, from 1; 0: before the first, where nothing is done
+        started_round : of this process, from 1; 0: before the first, where a task may show what its model answers
         arrays : the round's global weights
 
         Returns
@@ -182,10 +130,16 @@ class RoundCloser:
             If the run's patience has ended with this round, which is committed.
         """
         if started_round == 0:
+            config = self._run.config
+            if config.task.evaluate_generate and config.traits.averages and not self._run.completed:
+                self._models.take(arrays)
+                run_directory.write_answers(self._run.run_dir, "before", self._models.answers())
+                self._models.forget()
             return None
         config, server_round = self._run.config, started_round + self._run.completed
+        updated = self._is_updated(arrays)
         metrics = self._evaluate(server_round, arrays)
-        record = self._line(server_round, metrics)
+        record = self._line(server_round, metrics) | {"updated": updated}
         run_directory.append_round(self._run.run_dir, record)
         if self._board is not None:
             self._board.write(record)
@@ -196,6 +150,15 @@ class RoundCloser:
         if self._standing.selection.stops:
             raise PatienceEnded
         return MetricRecord(dict(metrics)) if metrics else None
+
+    def _is_updated(self, arrays: ArrayRecord) -> bool:
+        """Return whether the strategy made weights of the round's updates; Flower goes on with the last ones if not."""
+        former, self._former = self._former, _arrays_of(arrays, self._run.config.strategy)
+        if isinstance(self._strategy, PlannedStrategy) and len(self._strategy.uncounted) == len(
+            self._strategy.clusters
+        ):
+            return False
+        return not former or len(former) != len(self._former) or any(map(operator.is_not, former, self._former))
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
         """Score the round's model where that is due, and keep it if it is to be kept."""
@@ -240,7 +203,7 @@ class RoundCloser:
         }
 
     def _planned_and_spent(self, server_round: int) -> dict[str, Any]:
-        """How the round was planned, and what it cost under the system model."""
+        """Return the round's plan, and its cost under the system model."""
         if isinstance(self._strategy, PlannedStrategy):
             return self._strategy.record
         reports = self._exchanges.last_reports
@@ -269,6 +232,11 @@ class RoundCloser:
         run_checkpoints.commit_round(self._run.run_dir, after, self._run.config, self._run.inputs)
 
 
+def _arrays_of(arrays: ArrayRecord | None, strategy: str) -> list[Array]:
+    """Return a record's arrays, to compare them with the next round's; none of our own strategies, which tell."""
+    return [] if arrays is None or strategy in STRATEGIES else list(arrays.values())
+
+
 def with_planned_memory(report: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a cluster's report with what each planned device was planned to hold beside what it held [byte].
 
@@ -286,3 +254,28 @@ def with_planned_memory(report: Mapping[str, Any], record: Mapping[str, Any]) ->
         for k, spent in (report.get("devices") or {}).items()
     }
     return {**report, "devices": devices}
+
+
+def timeline_of(
+    scenario: Scenario, number: int, reports: Sequence[Mapping[str, Any]], waived: Sequence[str] = ()
+) -> dict[str, Any]:
+    """``timeline.json`` of a round.
+
+    Parameters
+    ----------
+    scenario : the run's network
+    number : of the round
+    reports : of the control units, each with its ``plan`` and ``timeline``
+    waived : constraints that the plans need not meet; what runs is no pipeline of the model's where C7 is among them
+    """
+    instance = round_instance(scenario, NetworkTrace(scenario).round(number), Queues.empty(scenario.num_clusters))
+    clusters = []
+    for report in reports:
+        plan, n = ClusterPlan.from_dict(report["plan"]), int(report["cluster"])
+        modelled: list[list[Any]] = []
+        if "C7" not in waived:
+            modelled = [list(event) for event in pipeline_of(instance, n, plan).events]
+        order = [segment.device for segment in plan.segments()]
+        name = {"name": scenario.names[n]} if scenario.names[n] else {}
+        clusters.append({"cluster": n, **name, "order": order, "modelled": modelled, "measured": report["timeline"]})
+    return {"round": number, "clusters": clusters}

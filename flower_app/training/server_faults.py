@@ -9,11 +9,11 @@ import time
 from logging import WARNING
 from pathlib import Path
 
+from client_pipeline.runtime.control_unit.fault_files import note_injected
+from client_pipeline.runtime.control_unit.fault_injection import server_dies
 from client_pipeline.runtime.fault_config import FaultConfig
-from client_pipeline.runtime.fault_files import note_injected
-from client_pipeline.runtime.fault_injection import server_dies
-from client_pipeline.runtime.faults import FaultRecord
-from strategies.flower_internals import log
+from client_pipeline.runtime.transport.faults import FaultRecord
+from strategies.flower_names import log
 
 
 class ServerFaults:
@@ -21,32 +21,32 @@ class ServerFaults:
 
     Parameters
     ----------
-    config : which are injected
-    run_dir : where they are noted
+    config : faults to inject
+    run_dir : directory where they are noted
     completed : rounds that were done before this process began
+    had_ended : True if these were all rounds of the run, which has more of them now
     """
 
-    def __init__(self, config: FaultConfig, run_dir: Path, completed: int) -> None:
-        self._config, self._run_dir, self._completed = config, run_dir, completed
+    def __init__(self, config: FaultConfig, run_dir: Path, completed: int, *, had_ended: bool = False) -> None:
+        self._config, self._run_dir, self._completed, self._had_ended = config, run_dir, completed, had_ended
 
     def begin_round(self, server_round: int, usual_s: float) -> None:
-        """Kill this process in the midst of the round, if the round's draw says so.
-
-        Parameters
-        ----------
-        server_round : from 1
-        usual_s : about how long a round takes [s]
-        """
+        """Kill this process in the midst of the round, if the round's draw says so."""
         # Not in a process' first round: the run that goes on would die in the same one for ever.
         share = server_dies(self._config, server_round)
         if share is not None and server_round > self._completed + 1:
             log(WARNING, "round %d: to be injected: the server is killed", server_round)
-            delay_s = share * usual_s
-            threading.Thread(target=self._die, args=(server_round, delay_s), daemon=True).start()
+
+            def die(delay_s: float) -> None:
+                time.sleep(delay_s)
+                note_injected(self._run_dir, "server", server_round)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            threading.Thread(target=die, args=(share * usual_s,), daemon=True).start()
 
     def records(self, server_round: int) -> list[FaultRecord]:
-        """That this process goes on where another ended, once."""
-        if not self._completed or server_round != self._completed + 1:
+        """Return, once, that this process goes on where another ended too early."""
+        if not self._completed or self._had_ended or server_round != self._completed + 1:
             return []
         return [
             FaultRecord(
@@ -57,8 +57,3 @@ class ServerFaults:
                 reason=f"the run goes on from the checkpoint of round {self._completed}",
             )
         ]
-
-    def _die(self, server_round: int, delay_s: float) -> None:
-        time.sleep(delay_s)
-        note_injected(self._run_dir, "server", server_round)
-        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,53 +1,42 @@
-"""What a control unit's machine knows of itself, for Prometheus: read from its folder, nobody is asked."""
+"""Metrics of a control unit's machine for Prometheus, read from its folder alone."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from client_pipeline.runtime.fault_files import recorded_faults, recorded_signs
+from client_pipeline.runtime.control_unit.fault_files import recorded_faults, recorded_signs
 from flower_app.node.round_notes import NOTES, RoundNotes, read_notes
 from flower_app.watch.prometheus_text import Sample, exposition
 
-_KINDS = {
-    "collapipe_cu_in_round": ("gauge", "1 while the control unit trains a round."),
-    "collapipe_cu_round": ("gauge", "The round under way; between rounds the newest that was trained."),
-    "collapipe_cu_rounds_total": ("counter", "Rounds of the run that were trained here."),
-    "collapipe_cu_failed_rounds_total": ("counter", "Rounds of the run that failed here."),
-    "collapipe_cu_faults_total": ("counter", "Faults by kind, over the rounds that are over."),
-    "collapipe_cu_bytes_total": ("counter", "Bytes by way: the decoder's stream up and down, and between devices."),
-    "collapipe_cu_round_seconds": ("gauge", "Duration of the newest round that was trained."),
-    "collapipe_cu_train_loss": ("gauge", "Loss of the newest round that was trained."),
-    "collapipe_cu_round_faults": ("gauge", "Faults by kind of the round under way, so far."),
-    "collapipe_cu_device_up": ("gauge", "Of the round under way: 1 if the device answers, 0 if it is silent or ended."),
-    "collapipe_cu_device_missing_seconds": ("gauge", "How long a device has been silent, or ended."),
-    "collapipe_cu_device_memory_bytes": ("gauge", "What the device held at its peak in the newest round."),
-    "collapipe_cu_device_busy_seconds": ("gauge", "How long the device computed in the newest round."),
-    "collapipe_cu_device_blocks": ("gauge", "TEBs of the device in the newest round."),
+_MEANINGS = {
+    "collapipe_cu_in_round": "1 while the control unit trains a round.",
+    "collapipe_cu_round": "The round under way; between rounds the newest that was trained.",
+    "collapipe_cu_rounds_total": "Rounds of the run that were trained here.",
+    "collapipe_cu_failed_rounds_total": "Rounds of the run that failed here.",
+    "collapipe_cu_faults_total": "Faults by kind, over the rounds that are over.",
+    "collapipe_cu_bytes_total": "Bytes by way: the decoder's stream up and down, and between devices.",
+    "collapipe_cu_round_seconds": "Duration of the newest round that was trained.",
+    "collapipe_cu_train_loss": "Loss of the newest round that was trained.",
+    "collapipe_cu_round_faults": "Faults by kind of the round under way, so far.",
+    "collapipe_cu_device_up": "1 if the device answers in the round under way, 0 if it is silent or has ended.",
+    "collapipe_cu_device_missing_seconds": "Seconds since the device fell silent, or ended.",
+    "collapipe_cu_device_memory_bytes": "Peak memory of the device in the newest round.",
+    "collapipe_cu_device_busy_seconds": "Seconds of computation of the device in the newest round.",
+    "collapipe_cu_device_blocks": "TEBs of the device in the newest round.",
 }
 
 
-class ControlUnitMetrics:
-    """The metrics of one control unit's newest run.
-
-    Parameters
-    ----------
-    checkpoints : folder with a folder for each run
-    cluster : which one the control unit is
-    """
-
-    def __init__(self, checkpoints: Path, cluster: int) -> None:
-        self._checkpoints, self._cluster = checkpoints, cluster
-
-    def text(self) -> str:
-        """Return all metrics; without a run, that no round goes on."""
-        labels = {"cluster": str(self._cluster)}
-        files = [*self._checkpoints.glob(f"*/cluster-{self._cluster}/{NOTES}")]
-        if not files:
-            return exposition([Sample("collapipe_cu_in_round", {}, 0.0)], _KINDS, labels)
-        folder = max(files, key=lambda file: file.stat().st_mtime).parent
-        return exposition(_samples(read_notes(folder), folder), _KINDS, {**labels, "run": folder.parent.name})
+def control_unit_metrics(checkpoints: Path, cluster: int) -> str:
+    """Return all metrics of a control unit's newest run; without a run, the one that says that no round goes on."""
+    labels = {"cluster": str(cluster)}
+    files = [*checkpoints.glob(f"*/cluster-{cluster}/{NOTES}")]
+    if not files:
+        return exposition([Sample("collapipe_cu_in_round", {}, 0.0)], _MEANINGS, labels)
+    folder = max(files, key=lambda file: file.stat().st_mtime).parent
+    return exposition(_samples(read_notes(folder), folder), _MEANINGS, {**labels, "run": folder.parent.name})
 
 
 def _samples(notes: RoundNotes, folder: Path) -> Iterator[Sample]:
@@ -74,9 +63,7 @@ def _samples(notes: RoundNotes, folder: Path) -> Iterator[Sample]:
 
 
 def _present(folder: Path, round_: int, devices: set[str]) -> Iterator[Sample]:
-    kinds: dict[str, int] = {}
-    for fault in recorded_faults(folder, round_):
-        kinds[str(fault["kind"])] = kinds.get(str(fault["kind"]), 0) + 1
+    kinds = Counter(str(fault["kind"]) for fault in recorded_faults(folder, round_))
     for kind, number in sorted(kinds.items()):
         yield Sample("collapipe_cu_round_faults", {"kind": kind}, float(number))
     missing = {str(sign["device"]): sign for sign in recorded_signs(folder, round_)}

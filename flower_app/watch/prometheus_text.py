@@ -1,48 +1,49 @@
-"""Prometheus' text format (version 0.0.4)."""
+"""Text that Prometheus scrapes, made from plain samples by its client library."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 
 class Sample(NamedTuple):
     """One value of a metric."""
 
     name: str
+    """A name that ends with ``_total`` is a counter's, any other a gauge's."""
     labels: Mapping[str, str]
     value: float
 
 
-def exposition(samples: Iterable[Sample], kinds: Mapping[str, tuple[str, str]], labels: Mapping[str, str]) -> str:
-    """Write samples down.
+class _Samples(Collector):
+    """Collector of samples that are there already."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def exposition(samples: Iterable[Sample], meanings: Mapping[str, str], labels: Mapping[str, str]) -> str:
+    """Write samples in Prometheus' text format.
 
     Parameters
     ----------
-    samples : in any order
-    kinds : kind (``gauge`` or ``counter``) and meaning of each metric, by name
-    labels : of all samples
+    samples : in any order; those of one name have the same labels
+    meanings : help text of each metric, by name
+    labels : added to every sample
     """
-    by_name: dict[str, list[Sample]] = {}
-    for sample in samples:
-        by_name.setdefault(sample.name, []).append(sample)
-    lines = []
-    for name, values in by_name.items():
-        kind, meaning = kinds[name]
-        lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
-        lines += [f"{name}{_labels({**labels, **s.labels})} {_value(s.value)}" for s in values]
-    return "\n".join(lines) + "\n"
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    escaped = {k: v.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for k, v in labels.items()}
-    return "{" + ",".join(f'{key}="{value}"' for key, value in escaped.items()) + "}"
-
-
-def _value(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    return repr(value) if math.isfinite(value) else ("+Inf" if value > 0 else "-Inf")
+    families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+    for name, own_labels, value in samples:
+        if name not in families:
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            families[name] = kind(name, meanings[name], labels=[*labels, *own_labels])
+        families[name].add_metric([*labels.values(), *own_labels.values()], value)
+    registry = CollectorRegistry()
+    registry.register(_Samples(list(families.values())))
+    return generate_latest(registry).decode()

@@ -1,4 +1,4 @@
-"""What a run's directory says at this moment, as JSON values small enough to be asked for twice a second.
+"""State of a run, read from its directory, as JSON values small enough for two requests a second.
 
 A round of a hundred clusters has a line of a hundred kilobytes: the page gets a few numbers of each round, a letter for
 what each cluster did in it, and all of the newest.
@@ -6,68 +6,76 @@ what each cluster did in it, and all of the newest.
 
 from __future__ import annotations
 
-import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from client_pipeline.documents import json_value
+from client_pipeline.link.cluster_news import ENDED
 from flower_app.report.data import left_out, used_bytes
-from flower_app.runs.followed_rounds import FollowedRounds
-from flower_app.runs.live_faults import faults_of_round, missing_signs
-from flower_app.runs.run_directory import TIMELINE, read_run_config, read_summary, read_waiting
+from flower_app.runs.followed_rounds import FollowedRounds, seconds_left
+from flower_app.runs.live_faults import MissingSign, faults_of_round, missing_signs
+from flower_app.runs.run_directory import CONFIG, TIMELINE, read_live, read_run_config, read_summary, read_waiting
+from flower_app.runs.run_logs import newest_lines
 from strategies.estimation.cluster_times import DEVICE
 
 TRAINED, FAILED_ROUND, LEFT_OUT, WAITED = "t", "f", "l", "."
-"""What a cluster did in a round: trained, failed, had no plan, or was not selected."""
+"""Letters for a cluster in a round: it trained, failed, had no plan, or was not selected."""
 _NOTHING: dict[str, list[dict[str, Any]]] = {"faults_now": [], "signs_now": []}
-_MOST_LOG_BYTES = 1 << 16
 _MOST_FAULTS = 50
-_LOGS = ("run.log", "simulation.log")
 _REASON_CHARACTERS = 300
 
 
 class WatchedRun:
-    """One run directory; what was read once is kept.
-
-    Parameters
-    ----------
-    run_dir : of a run that goes on, or has ended
-    """
+    """One run directory; what was read once is kept."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.config = read_run_config(run_dir)
+        self._config_stamp = self._stamp()
         self.lines: list[dict[str, Any]] = []
         """One for each round, shortened."""
         self.newest: dict[str, Any] = {}
         """The newest round's line, whole."""
         self._followed = FollowedRounds(run_dir)
+        self._clusters: dict[int, dict[str, Any]] = {}
+        """Each cluster as the newest round that it trained in has it; one that is lost stays."""
+        self._ended: dict[int, list[tuple[MissingSign, float]]] = {}
+        """Devices whose process had ended when their cluster was heard last, and since when, by cluster."""
 
     def refresh(self) -> None:
         """Read the rounds that were added; all of them where a resumed run has taken some back."""
+        if (stamp := self._stamp()) != self._config_stamp:
+            # A run that goes on may have more rounds than it began with.
+            self.config, self._config_stamp = read_run_config(self.run_dir), stamp
         kept, records = self._followed.read()
         if kept < len(self.lines):
             self.newest = {}
+            for entry in self._clusters.values():
+                entry["lost"] = None
         self.lines = self.lines[:kept] + [short_line(record) for record in records]
+        for record in records:
+            note_clusters(self._clusters, record)
         if records:
             self.newest = records[-1]
 
     def state(self, after: int, log_offset: int) -> dict[str, Any]:
-        """Return what is new; ``newest`` and ``timeline``, which are large, with a new round alone.
-
-        Parameters
-        ----------
-        after : newest round that is known to who asks
-        log_offset : bytes of the log that are
-        """
+        """Return what is new; ``newest`` and ``timeline``, which are large, with a new round alone."""
         self.refresh()
         summary = read_summary(self.run_dir)
         rounds = [line for line in self.lines if line["round"] > after]
+        details = {
+            "round": self.newest.get("round"),
+            "clusters": [self._clusters[n] for n in sorted(self._clusters)],
+            "estimates": estimates(self.newest),
+        }
         return {
             "run": self.run_dir.name,
             "status": "running" if summary is None else str(summary.get("status")),
             "summary": summary,
             "num_rounds": self.config.num_rounds,
+            "left_s": seconds_left(self.lines, self.config.num_rounds) if summary is None else 0.0,
             "settings": {
                 "strategy": self.config.strategy,
                 "policy": self.config.policy,
@@ -77,41 +85,43 @@ class WatchedRun:
             },
             "last_round": self.lines[-1]["round"] if self.lines else 0,
             "rounds": rounds,
-            **({"newest": details(self.newest), "timeline": self._timeline()} if rounds else {}),
+            **({"newest": details, "timeline": self._timeline()} if rounds else {}),
             "waiting": read_waiting(self.run_dir) if summary is None else {},
             **(self._present() if summary is None else _NOTHING),
-            "log": self._log(log_offset),
+            "log": newest_lines(self.run_dir, log_offset, is_over=summary is not None),
         }
 
     def _present(self) -> dict[str, list[dict[str, Any]]]:
         """Say what goes wrong in the round in progress: faults, and who gives no sign of life."""
         first = (self.lines[-1]["round"] if self.lines else 0) + 1
-        signs = missing_signs(self.run_dir, first)[:_MOST_FAULTS]
+        signs = self._signs(first)[:_MOST_FAULTS]
         return {
             "faults_now": [_fault(fault) for fault in faults_of_round(self.run_dir, first)][:_MOST_FAULTS],
             "signs_now": [sign._asdict() | {"text": str(sign)} for sign in signs],
         }
 
+    def _signs(self, first: int) -> list[MissingSign]:
+        """Return who gives no sign of life; between rounds, those whose process had ended before."""
+        now, heard = time.time(), read_live(self.run_dir)
+        signs = missing_signs(self.run_dir, first)
+        for cluster in heard:
+            ended = [sign for sign in signs if sign.cluster == cluster and sign.state == ENDED]
+            self._ended[cluster] = [(sign, now - sign.seconds) for sign in ended]
+        earlier = [pair for cluster, pairs in self._ended.items() if cluster not in heard for pair in pairs]
+        return [*signs, *(sign._replace(seconds=now - since) for sign, since in earlier)]
+
+    def _stamp(self) -> int:
+        return (self.run_dir / CONFIG).stat().st_mtime_ns
+
     def _timeline(self) -> dict[str, Any] | None:
         try:
-            document = json.loads((self.run_dir / TIMELINE).read_text(encoding="utf-8"))
+            document = json_value((self.run_dir / TIMELINE).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
         # The page draws one cluster at a time; messages on links are left out.
         for cluster in document["clusters"]:
             cluster["modelled"] = [event for event in cluster["modelled"] if event[0] in ("F", "B", "W", "FB")]
         return dict(document)
-
-    def _log(self, offset: int) -> dict[str, Any]:
-        path = next((p for name in _LOGS if (p := self.run_dir / "logs" / name).is_file()), None)
-        if path is None:
-            return {"offset": 0, "text": ""}
-        size = path.stat().st_size
-        begin = offset if 0 < offset <= size else max(size - _MOST_LOG_BYTES, 0)
-        with path.open("rb") as file:
-            file.seek(begin)
-            data = file.read(_MOST_LOG_BYTES)
-        return {"offset": begin + len(data), "text": data.decode(errors="replace")}
 
 
 def short_line(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,34 +150,58 @@ def short_line(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def details(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page shows of the newest round alone."""
-    names = {c["cluster"]: c.get("name") for c in (record.get("virtual") or {}).get("clusters") or ()}
-    return {
-        "clusters": [
-            {
-                "cluster": report["cluster"],
-                "name": names.get(report["cluster"]),
-                "num_devices": len((report.get("plan") or {}).get("delta") or ()),
-                "devices": {
-                    k: {"blocks": d.get("blocks"), "busy_s": d.get("busy_s"), "bytes": _number(used_bytes(d))}
-                    for k, d in (report.get("devices") or {}).items()
-                },
-            }
-            for report in record.get("clusters") or ()
-        ],
-        "estimates": [
-            {
-                "cluster": entry["cluster"],
-                "times": [
-                    {key: time[key] for key in ("place", "fixed_s", "sample_s")}
-                    for time in entry["times"]
-                    if time["kind"] == DEVICE
-                ],
-            }
-            for entry in (record.get("plan") or {}).get("estimates") or ()
-        ],
+def note_clusters(clusters: dict[int, dict[str, Any]], record: Mapping[str, Any]) -> None:
+    """Put a round's news of each cluster in place of the older ones.
+
+    Parameters
+    ----------
+    clusters : by number: ``cluster``, ``name``, ``num_devices``; ``devices`` of the newest ``round``
+        that it trained in; ``lost``, the round since which it has failed
+    record : line of a round
+    """
+    for planned in (record.get("virtual") or {}).get("clusters") or ():
+        entry = _entry(clusters, int(planned["cluster"]))
+        entry["name"] = planned.get("name") or entry["name"]
+        entry["num_devices"] = len(planned.get("delta") or ()) or entry["num_devices"]
+    for report in record.get("clusters") or ():
+        entry = _entry(clusters, int(report["cluster"]))
+        devices = {
+            k: {"blocks": d.get("blocks"), "busy_s": d.get("busy_s"), "bytes": _number(used_bytes(d))}
+            for k, d in (report.get("devices") or {}).items()
+        }
+        num_devices = len((report.get("plan") or {}).get("delta") or ()) or entry["num_devices"]
+        entry.update(num_devices=num_devices, devices=devices, round=record["round"], lost=None)
+    for failed in record.get("failed") or ():
+        if failed.get("cluster") is not None:
+            entry = _entry(clusters, int(failed["cluster"]))
+            entry["lost"] = entry["lost"] or record["round"]
+
+
+def _entry(clusters: dict[int, dict[str, Any]], number: int) -> dict[str, Any]:
+    unknown: dict[str, Any] = {
+        "cluster": number,
+        "name": None,
+        "num_devices": 0,
+        "devices": {},
+        "round": None,
+        "lost": None,
     }
+    return clusters.setdefault(number, unknown)
+
+
+def estimates(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what a TEB takes on each device, as estimated after a round."""
+    return [
+        {
+            "cluster": entry["cluster"],
+            "times": [
+                {key: time[key] for key in ("place", "fixed_s", "sample_s")}
+                for time in entry["times"]
+                if time["kind"] == DEVICE
+            ],
+        }
+        for entry in (record.get("plan") or {}).get("estimates") or ()
+    ]
 
 
 def _states(record: Mapping[str, Any]) -> str:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
-from flower_app.watch.prometheus_text import CONTENT_TYPE
+from flower_app.watch.metrics_server import CONTENT_TYPE, bearer, is_token
 from flower_app.watch.run_metrics import metrics_text
 from flower_app.watch.run_state import WatchedRun
-from flower_app.watch.serving import bearer, is_token, running_beside, server_of
 
 COOKIE = "collapipe-watch"
+_END_S = 5.0
+"""Longest wait for the server's end [s]."""
 LOOPBACK = "127.0.0.1"
 _HOSTS = (LOOPBACK, "localhost", "[::1]")
 _PAGE = {
@@ -46,6 +50,8 @@ def watch_app(run_dir: Path, token: str) -> Starlette:
     token : asked for in the address of the first page, then in its cookie, or as ``Authorization: Bearer``
     """
     run = WatchedRun(run_dir)
+    # A browser sends cookies to all ports of a host, but only below their path, which no other program is told.
+    place = f"/{hashlib.sha256(token.encode()).hexdigest()[:32]}"
 
     def guarded(answer: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
@@ -61,8 +67,9 @@ def watch_app(run_dir: Path, token: str) -> Starlette:
             return PlainTextResponse("no such page\n", 404)
         if not name and "token" in request.query_params:
             # The token leaves the address: it would stand in the browser's history.
-            response: Response = RedirectResponse("/", 303)
-            response.set_cookie(f"{COOKIE}-{request.url.port}", token, httponly=True, samesite="strict")
+            response: Response = RedirectResponse(f"{place}/", 303)
+            cookie = f"{COOKIE}-{request.url.port}"
+            response.set_cookie(cookie, token, path=f"{place}/", httponly=True, samesite="strict")
             return response
         file, media_type = _PAGE[name]
         text = (resources.files("flower_app.watch") / "page" / file).read_text(encoding="utf-8")
@@ -79,14 +86,13 @@ def watch_app(run_dir: Path, token: str) -> Starlette:
         del request
         return PlainTextResponse(metrics_text(run), headers={"content-type": CONTENT_TYPE})
 
-    return Starlette(
-        routes=[
-            Route("/state", guarded(state)),
-            Route("/metrics", guarded(metrics)),
-            Route("/", guarded(page)),
-            Route("/{name}", guarded(page)),
-        ]
-    )
+    routes = [
+        Route("/state", guarded(state)),
+        Route("/metrics", guarded(metrics)),
+        Route("/", guarded(page)),
+        Route("/{name}", guarded(page)),
+    ]
+    return Starlette(routes=[Mount(place, routes=routes), *routes])
 
 
 def _refusal(request: Request, token: str) -> Response | None:
@@ -96,7 +102,7 @@ def _refusal(request: Request, token: str) -> Response | None:
     shown = (
         request.query_params.get("token", ""),
         request.cookies.get(f"{COOKIE}-{request.url.port}", ""),
-        bearer(request),
+        bearer(request.headers.get("authorization")),
     )
     if any(is_token(word, token) for word in shown):
         return None
@@ -104,12 +110,7 @@ def _refusal(request: Request, token: str) -> Response | None:
 
 
 def open_port(port: int, option: str = "--port") -> socket.socket:
-    """Listen on the loopback; 0: any free port.
-
-    Parameters
-    ----------
-    port : to listen on
-    option : that it comes from
+    """Listen on a port of the loopback, which ``option`` names; 0: any free port.
 
     Raises
     ------
@@ -131,14 +132,27 @@ def open_port(port: int, option: str = "--port") -> socket.socket:
 
 def serve_watch(run_dir: Path, port: int, token: str, say: Callable[[str], None]) -> None:
     """Serve until Ctrl-C."""
-    server_of(watch_app(run_dir, token)).run(sockets=[_announced(open_port(port), token, say)])
+    _server(run_dir, token).run(sockets=[_announced(open_port(port), token, say)])
 
 
 @contextmanager
 def watched(run_dir: Path, listener: socket.socket, token: str, say: Callable[[str], None]) -> Iterator[None]:
     """Serve the page beside what this process does, until that is done; ``listener`` is of :func:`open_port`."""
-    with running_beside(server_of(watch_app(run_dir, token)), _announced(listener, token, say), "watch"):
+    server = _server(run_dir, token)
+    sockets = [_announced(listener, token, say)]
+    thread = threading.Thread(target=server.run, kwargs={"sockets": sockets}, name="watch", daemon=True)
+    thread.start()
+    try:
         yield
+    finally:
+        server.should_exit = True
+        thread.join(_END_S)
+        listener.close()
+
+
+def _server(run_dir: Path, token: str) -> uvicorn.Server:
+    config = uvicorn.Config(watch_app(run_dir, token), log_level="warning", access_log=False, lifespan="off")
+    return uvicorn.Server(config)
 
 
 def _announced(listener: socket.socket, token: str, say: Callable[[str], None]) -> socket.socket:

@@ -1,1 +1,1 @@
-"""Joining the clusters' encoders: the mean, robust rules, secure aggregation, central noise and its accountant."""
+"""Joining the clusters' encoders: the mean, robust rules, central noise and its accountant."""

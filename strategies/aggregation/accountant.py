@@ -1,8 +1,8 @@
-"""What the noise on updates and activations guarantees so far: epsilon at a given delta, by opacus's accountant.
+"""Epsilon at a given delta of the noise on updates and activations so far, by opacus's accountant.
 
-Every release is a Gaussian mechanism without any sampling, so that their composition is one, too: of multipliers z_i
-it has 1/z^2 = sum 1/z_i^2. Two inputs are neighbours if one is replaced by another; that may turn a vector of norm C
-round, and moves it by 2 C at most:
+Every release is a Gaussian mechanism without sampling. Their composition is one, too: multipliers z_i give
+1/z^2 = sum 1/z_i^2. Two inputs are neighbours if one is replaced by another. That may reverse a vector of norm C, and
+moves it by 2 C at most:
 
     update           all of a cluster's text of the round       2 C             z / 2
     one example      of T tokens, each row at most C            2 C sqrt(T)     z / (2 sqrt T)
@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from client_pipeline.link.privacy_config import PrivacyConfig
@@ -27,7 +26,7 @@ _ORDERS = [1 + 2.0**-k for k in range(12, 0, -1)] + [2 + x / 10 for x in range(9
 
 @dataclass
 class Sent:
-    """What the server has received of one cluster's activations."""
+    """Activations that the server has received of one cluster."""
 
     examples: int = 0
     tokens: int = 0
@@ -46,10 +45,8 @@ class Sent:
         is_repeat = first and step <= self.step
         self.repeats += is_repeat
         self.step = step
-        # The mask is not checked yet: what has no lengths counts as one token each.
-        lengths = (
-            mask_BT.sum(-1, dtype=torch.int64) if mask_BT.ndim == 2 else mask_BT.new_ones(mask_BT.shape[:1].numel())
-        )
+        # The mask is not checked yet: examples without lengths count as one token each.
+        lengths = (mask_BT != 0).sum(-1) if mask_BT.ndim == 2 else mask_BT.new_ones(mask_BT.shape[:1].numel())
         self.step_examples = lengths.numel() + (0 if first else self.step_examples)
         self.examples += lengths.numel()
         self.tokens += int(lengths.sum())
@@ -62,12 +59,13 @@ class Sent:
 
 
 class PrivacyAccountant:
-    """Keeps count of what was released of each cluster in a run.
+    """Account of each cluster's releases in a run.
 
     Parameters
     ----------
     config : clips, noise and delta
     num_examples : training examples of each cluster, by its index
+    returns_gradients : whether clusters whose labels stay send gradients that say them
 
     Raises
     ------
@@ -75,24 +73,24 @@ class PrivacyAccountant:
         If there is noise to account for, and opacus is not installed.
     """
 
-    def __init__(self, config: PrivacyConfig, num_examples: Mapping[int, int]) -> None:
-        self.config = config
+    def __init__(self, config: PrivacyConfig, num_examples: Mapping[int, int], returns_gradients: bool = False) -> None:
+        self.config, self._returns_gradients = config, returns_gradients
         self.num_examples = dict(num_examples)
         self.updates: dict[int, int] = {}
-        """Rounds of each cluster that an update was asked for."""
+        """Rounds in which an update was requested, by cluster."""
         self.sent: dict[int, Sent] = {}
         if self.on:
             epsilon(1.0, config.delta)
 
     @property
     def on(self) -> bool:
-        """Whether there is noise to account for."""
-        return self.config.update_noise > 0 or self.config.activation_noise > 0
+        """True if there is noise to account for."""
+        return max(self.config.update_noise, self.config.activation_noise, self.config.gradient_noise) > 0
 
     def count_round(self, trained: Iterable[int], failed: Iterable[int], sent_by_cluster: Mapping[int, Sent]) -> None:
-        """Note a round: who trained, who was asked to and failed, and what has been received of each so far.
+        """Note a round: the clusters that trained or failed, and the activations received of each so far.
 
-        Who failed may have sent something all the same, and may begin its round again.
+        A cluster that failed may still have sent activations, and may begin its round again.
         """
         failed = list(failed)
         for cluster in failed:
@@ -103,7 +101,7 @@ class PrivacyAccountant:
         self.sent = dict(sent_by_cluster)
 
     def record(self) -> dict[str, Any]:
-        """What the cluster that has spent most has spent, as JSON values; ``docs/threat-model.md`` says what of."""
+        """Return the largest privacy loss of any cluster, as JSON values; ``docs/threat-model.md`` explains them."""
         config = self.config
         record: dict[str, Any] = {"delta": config.delta, "seeded": config.seed >= 0}
         clusters = sorted(self.num_examples)
@@ -118,32 +116,36 @@ class PrivacyAccountant:
             }
             for cluster in clusters:
                 inverse_squares[cluster] += 4 * self.updates.get(cluster, 0) / config.update_noise**2
-        if config.activation_noise:
+        # Each activation that was sent has one gradient, where these are sent.
+        for name, noise in (("activations", config.activation_noise), ("gradients", config.gradient_noise)):
+            if not noise:
+                continue
             uses = {cluster: self._uses(cluster) for cluster in clusters}
             longest = {cluster: self._of(cluster).longest for cluster in clusters}
             worst = max(clusters, key=lambda n: uses[n] * longest[n])
-            record["activations"] = {
+            record[name] = {
                 "unit": "example",
                 "releases": uses[worst],
                 "longest": longest[worst],
-                "epsilon": self._spent(4 * uses[worst] * longest[worst] / config.activation_noise**2),
+                "epsilon": self._spent(4 * uses[worst] * longest[worst] / noise**2),
             }
             for cluster in clusters:
-                inverse_squares[cluster] += 4 * self._of(cluster).tokens / config.activation_noise**2
-        # A cluster's text is hidden from the server only if all that it is sent of it is noised before.
+                inverse_squares[cluster] += 4 * self._of(cluster).tokens / noise**2
+        # A cluster's text is hidden from the server only if all that leaves the cluster has noise.
         hides_all = config.update_noise and config.activation_noise and config.update_mechanism == "local"
+        hides_all = hides_all and (config.gradient_noise or not self._returns_gradients)
         record["together"] = (
             {"unit": "cluster", "epsilon": self._spent(max(inverse_squares.values()))} if hides_all else None
         )
         return record
 
     def state(self, received: Mapping[int, Sent] | None = None) -> dict[str, Any]:
-        """What a continued run must know, as JSON values; with what was ``received`` since the last round, if given."""
+        """Return the account as JSON values, for a resumed run; ``received``, if given, holds newer counts."""
         sent = {str(cluster): asdict(seen) for cluster, seen in (received or self.sent).items()}
         return {"updates": {str(n): count for n, count in self.updates.items()}, "sent": sent}
 
     def restore(self, state: Mapping[str, Any]) -> dict[int, Sent]:
-        """Go on from :meth:`state`; returns what had been received, for the service to go on counting."""
+        """Go on from :meth:`state`; returns the counts by cluster, which the service continues."""
         self.updates = {int(n): int(count) for n, count in state["updates"].items()}
         self.sent = {int(n): Sent(**{**seen, "step": tuple(seen["step"])}) for n, seen in state["sent"].items()}
         return self.sent
@@ -152,7 +154,7 @@ class PrivacyAccountant:
         return self.sent.get(cluster, Sent())
 
     def _uses(self, cluster: int) -> int:
-        """How often an example of a cluster may have been sent: an epoch shows each once."""
+        """Return how often an example of a cluster may have been sent: an epoch shows each once."""
         seen = self._of(cluster)
         return math.ceil(seen.examples / self.num_examples[cluster]) + seen.repeats
 

@@ -12,8 +12,8 @@ out, beyond rank r, is measured in every round (:attr:`ProductMean.truncated`).
 
 The products are never built: with the factors side by side, [out, q] and [q, in] for q = sum of the ranks, two QR
 decompositions leave a matrix of q x q. The singular values fix the product alone, not its factors, and each optimizer's
-state belongs to factors: A is the clusters' mean of A within the product's row space, and B follows. Of clusters that
-agree, the factors are theirs.
+state belongs to factors. So A is the clusters' mean of A within the product's row space, and B follows. Where the
+clusters agree, the factors are theirs.
 """
 
 from __future__ import annotations
@@ -116,17 +116,17 @@ def leading_factors(factors: Factors, rank: int) -> Factors:
 def mean_product(
     start: Factors, trained: Sequence[tuple[float, Factors]], begun: Sequence[Factors]
 ) -> tuple[Factors, float]:
-    """Join what clusters made of a layer's factors.
+    """Join the clusters' factors of a layer.
 
     The mean is of what they changed: start + sum of w (B A - B0 A0), with the B0 A0 that a cluster began with. Where
     that is the start, this is the mean of products. A cluster of a lower rank has not seen the rest of the start, and
-    says nothing of it.
+    does not change it.
 
     Parameters
     ----------
     start : the round's factors, of the global rank r
     trained : of each cluster its weight, which add up to 1, and its factors
-    begun : what each began with, by :func:`leading_factors` of the start
+    begun : factors that each began with, by :func:`leading_factors` of the start
 
     Returns
     -------

@@ -1,7 +1,7 @@
 """Noise that the server adds to the average, by Flower's own strategies: it protects from all but the server.
 
-They clip and count; what is random is drawn here, from a cryptographic generator, where Flower's own functions use
-numpy's global one, and how much a cluster counts is set here, whatever it claims.
+They clip and count. The noise is drawn here, from a cryptographic generator, because Flower's functions use numpy's
+global one. A cluster's weight is set here, whatever it claims.
 
 Each of Flower's wrappers stands inside ``CollaPipe(aggregator=...)``. Around the whole strategy those that clip on the
 server fail, as replies have no decoder, and the others noise the decoder, which no cluster has sent.
@@ -25,25 +25,22 @@ from flwr.serverapp.strategy import (
 
 from client_pipeline.link.privacy import NoiseSource
 from client_pipeline.link.privacy_config import PrivacyConfig
-from strategies.flower_internals import (
-    KEY_CLIPPING_NORM,
-    KEY_NORM_BIT,
-    DifferentialPrivacyAdaptiveBase,
-    DifferentialPrivacyFixedClippingBase,
-)
+from strategies.flower_names import KEY_CLIPPING_NORM, KEY_NORM_BIT
 from strategies.npy_bytes import array_values
 
 _EQUAL_WEIGHT = "equal-weight"
 """A metric that the server sets to one in every reply: the mean's sensitivity is the clip over their number."""
 _DRAWN = {
-    DifferentialPrivacyFixedClippingBase: ("_add_noise_to_aggregated_arrays",),
-    DifferentialPrivacyAdaptiveBase: ("_add_noise_to_aggregated_arrays", "_noisy_fraction"),
+    DifferentialPrivacyServerSideFixedClipping: ("_add_noise_to_aggregated_arrays",),
+    DifferentialPrivacyClientSideFixedClipping: ("_add_noise_to_aggregated_arrays",),
+    DifferentialPrivacyServerSideAdaptiveClipping: ("_add_noise_to_aggregated_arrays", "_noisy_fraction"),
+    DifferentialPrivacyClientSideAdaptiveClipping: ("_add_noise_to_aggregated_arrays", "_noisy_fraction"),
 }
-"""Functions of Flower's wrappers that draw noise, replaced below."""
+"""Methods of Flower's wrappers that draw noise, overridden below."""
 
 
 class _OfThoseWhoAnswered(Strategy):
-    """Has the noise fit the number of clusters whose updates are in the average, each with the same weight."""
+    """Mixin that fits the noise to the number of clusters in the average, each with the same weight."""
 
     num_sampled_clients: int
     noise_multiplier: float
@@ -54,7 +51,7 @@ class _OfThoseWhoAnswered(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Aggregate; Flower would throw the whole round away for one error."""
+        """Aggregate the good replies; Flower would discard the whole round for one error."""
         good_replies = [reply for reply in replies if not reply.has_error()]
         if not good_replies:
             return None, None
@@ -62,7 +59,7 @@ class _OfThoseWhoAnswered(Strategy):
         for reply in good_replies:
             for record in reply.content.metric_records.values():
                 record[_EQUAL_WEIGHT] = 1.0
-        # The norm of an update of nothing is zero: a quotient of numpy's is infinite then, and clips nothing.
+        # An update without changes has norm zero: numpy's quotient is infinite then, and clips nothing.
         self.clipping_norm = np.float64(self.clipping_norm)
         with np.errstate(divide="ignore"):
             # The next in line is Flower's own.
@@ -80,7 +77,7 @@ class _OfThoseWhoAnswered(Strategy):
         return ArrayRecord(noised)
 
     def _noisy_fraction(self, count: int, total: int) -> float:
-        """Share of the clusters whose update was clipped, with noise."""
+        """Return the share of the clusters whose update was clipped, with noise."""
         return (count + self.clipped_count_stddev * float(self.noise.normal(()))) / total
 
 
@@ -111,16 +108,16 @@ def with_central_noise(config: PrivacyConfig, num_clusters: int) -> Strategy:
     Raises
     ------
     ValueError
-        If so few clusters cannot adapt the clip in secret.
+        If there are too few clusters to adapt the clip in secret.
     RuntimeError
-        If this version of Flower draws its noise elsewhere than in what is replaced here.
+        If this version of Flower draws its noise elsewhere than in the methods that are overridden here.
     """
     for base, names in _DRAWN.items():
         for name in names:
             if not hasattr(base, name):
                 raise RuntimeError(
                     f"privacy.update-mechanism: expected {name} of Flower's {base.__name__}, where noise is drawn; "
-                    'install flwr 1.41, or set privacy.update-mechanism = "local"'
+                    'install a flwr that pyproject.toml names, or set privacy.update-mechanism = "local"'
                 )
     average = FedAvg(weighted_by_key=_EQUAL_WEIGHT)
     if config.update_mechanism == "server-fixed":
@@ -139,7 +136,7 @@ def with_central_noise(config: PrivacyConfig, num_clusters: int) -> Strategy:
 
 
 def tell_clip(aggregator: Strategy, config: ConfigRecord) -> None:
-    """Put what Flower's client-side mods ask for into a round's configuration."""
+    """Put the settings of Flower's client-side mods into a round's configuration."""
     if isinstance(aggregator, _ClientFixed | _ClientAdaptive):
         config[KEY_CLIPPING_NORM] = float(aggregator.clipping_norm)
     if isinstance(aggregator, _ClientAdaptive):
@@ -148,7 +145,7 @@ def tell_clip(aggregator: Strategy, config: ConfigRecord) -> None:
 
 
 def adaptive_clip(aggregator: Strategy) -> float | None:
-    """The clip that adapts from round to round, for a checkpoint; None where it does not."""
+    """Return the clip that adapts from round to round, for a checkpoint; None where it does not."""
     return float(aggregator.clipping_norm) if isinstance(aggregator, _ServerAdaptive | _ClientAdaptive) else None
 
 

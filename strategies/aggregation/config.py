@@ -1,4 +1,4 @@
-"""How encoders are joined, and what is made of their average: tables ``[aggregator]`` and ``[server-optimizer]``."""
+"""Configuration of the encoders' average: tables ``[aggregator]`` and ``[server-optimizer]``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SERVER_OPTIMIZERS = ("none", "fedavgm", "fedadagrad", "fedadam", "fedyogi")
 
 @dataclass(frozen=True, kw_only=True)
 class AggregatorConfig:
-    """Table ``[aggregator]``: how the clusters' encoders become one. The decoder is trained, not averaged."""
+    """Table ``[aggregator]``: the rule that joins the clusters' encoders. The decoder is trained, not averaged."""
 
     name: str = "mean"
     """``mean``, weighted by targets; ``krum`` takes the update that is nearest to most others, ``multi-krum`` the mean
@@ -21,14 +21,14 @@ class AggregatorConfig:
     and the Krums count every cluster alike. Or ``module:Class``, a class of
     :class:`~strategies.aggregation.update_rule.UpdateRule`."""
     malicious: int = 1
-    """f: clusters of a round that may send anything. Not of ``mean``."""
+    """f: clusters of a round that may send arbitrary updates. Unused by ``mean``."""
     keep: int = 0
     """``multi-krum``: updates that are averaged; 0: all but f."""
     trim: float = 0.2
     """``trimmed-mean``: share of the clusters that is left out at each end."""
 
     def __post_init__(self) -> None:
-        """Refuse what has no meaning."""
+        """Refuse settings without a meaning."""
         if self.name not in AGGREGATORS and ":" not in self.name:
             raise ValueError(
                 f"aggregator.name: expected one of {', '.join(AGGREGATORS)}, or module:Class, found {self.name!r}"
@@ -43,12 +43,12 @@ class AggregatorConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptimizerConfig:
-    """Table ``[server-optimizer]``: how the encoders' average is taken on. The decoder has an optimizer of its own."""
+    """Table ``[server-optimizer]``: the server's step to the encoders' average. The decoder has its own optimizer."""
 
     name: str = "none"
     """``none``: the average itself. ``fedavgm``, ``fedadagrad``, ``fedadam``, ``fedyogi``: as Flower's strategies."""
     lr: float = 0.01
-    """Server's learning rate: with ``fedavgm`` 1 takes the average on as it is; with the others it is about the largest
+    """Server's learning rate: with ``fedavgm``, 1 keeps the average as it is; with the others it is about the largest
     change of a weight in a round."""
     momentum: float = 0.9
     """``fedavgm``."""
@@ -57,10 +57,10 @@ class ServerOptimizerConfig:
     beta2: float = 0.99
     """``fedadam``, ``fedyogi``."""
     tau: float = 1e-3
-    """Added to the root of the second moment: large is less adaptive. Not of ``fedavgm``."""
+    """Added to the root of the second moment: a large value is less adaptive. Unused by ``fedavgm``."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot train."""
+        """Refuse settings that cannot train."""
         if self.name not in SERVER_OPTIMIZERS:
             raise ValueError(
                 f"server-optimizer.name: expected one of {', '.join(SERVER_OPTIMIZERS)}, found {self.name!r}"

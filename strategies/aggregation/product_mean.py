@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from client_pipeline.partition.spec import LoraConfig
 from strategies.aggregation.adapter_products import Factors, leading_factors, mean_product
-from strategies.flower_internals import log
+from strategies.flower_names import log
 from strategies.records import WEIGHT_KEY, read_metric, sole_arrays, to_numpy
 
 _A, _B = ".lora_A.", ".lora_B."
@@ -22,7 +22,7 @@ _Arrays = Mapping[str, NDArray[Any]]
 
 
 class ProductMean(FedAvg):
-    """Joins adapters as :func:`~strategies.aggregation.adapter_products.mean_product` does, all else as FedAvg.
+    """FedAvg that joins adapters by :func:`~strategies.aggregation.adapter_products.mean_product`.
 
     Parameters
     ----------
@@ -33,12 +33,12 @@ class ProductMean(FedAvg):
         super().__init__(weighted_by_key=WEIGHT_KEY)
         self.lora = lora
         self.current_arrays = ArrayRecord()
-        """What the round began with, of the global rank."""
+        """Arrays at the start of the round, of the global rank."""
         self.truncated = 0.0
-        """Of the last round: the largest share that a layer's mean of products lost by its cut to the global rank."""
+        """Largest share that a layer's mean of products lost in the last round by the cut to the global rank."""
 
     def arrays_of_cluster(self, cluster: int, arrays: ArrayRecord) -> ArrayRecord:
-        """Return what a cluster begins with: of a lower rank, the best adapters of that rank."""
+        """Return a cluster's arrays at the start; a lower rank gets the best adapters of that rank."""
         rank = self.lora.of_cluster(cluster).rank
         if rank == self.lora.rank:
             return arrays
@@ -62,7 +62,7 @@ class ProductMean(FedAvg):
         factors = {name for pair in pairs for name in pair}
         joined: dict[str, NDArray[Any]] = {}
         for name, value in start.items():
-            # The adapters' places are kept, as FedAvg keeps them.
+            # The adapters keep their places, as in FedAvg.
             others = () if name in factors else zip(weights, updates, strict=True)
             mean = sum((weight * update[name] for weight, update in others), np.zeros_like(value, dtype=np.float64))
             joined[name] = mean.astype(value.dtype)
@@ -87,7 +87,7 @@ class ProductMean(FedAvg):
 
 
 def arrays_of_cluster(aggregator: Strategy, cluster: int, arrays: ArrayRecord) -> ArrayRecord:
-    """Return what a cluster begins the round with: all the same, unless clusters have adapters of their own rank."""
+    """Return a cluster's arrays at the start of the round; they differ only in the rank of adapters."""
     return aggregator.arrays_of_cluster(cluster, arrays) if isinstance(aggregator, ProductMean) else arrays
 
 
@@ -108,20 +108,20 @@ def _record(arrays: _Arrays) -> ArrayRecord:
 def check_lora_average(
     lora: LoraConfig, *, trainable: str, strategy: str, takes_aggregator: bool, num_clusters: int
 ) -> None:
-    """Refuse a mean of products, and ranks of clusters, where nothing heeds them.
+    """Refuse a mean of products, and ranks of clusters, where nothing uses them.
 
     Parameters
     ----------
     lora : the table ``[lora]``
     trainable : ``model.trainable``
     strategy : its name
-    takes_aggregator : whether it has its updates joined as the configuration says
+    takes_aggregator : whether ``[aggregator]`` applies to the strategy
     num_clusters : N
 
     Raises
     ------
     ValueError
-        Naming the key, and what to do.
+        With the key and the remedy.
     """
     if lora.average == "factors":
         return

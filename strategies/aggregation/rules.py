@@ -1,8 +1,8 @@
-"""How the clusters' encoders are joined: their mean, or one of Flower's rules that bear with some poisoned ones.
+"""Rules that join the clusters' encoders: the mean, or one of Flower's that tolerate some poisoned updates.
 
-The rules are those of ``flwr.serverapp.strategy``; here they see what each cluster changed in the round, not its whole
-weights. That moves every vector by the same, which none of them minds, and keeps Krum's squared distances from drowning
-in the rounding of squared norms.
+The rules are those of ``flwr.serverapp.strategy``. They receive each cluster's change in the round, not its whole
+weights. That shifts every vector by the same amount, which changes no rule's result. It also keeps Krum's squared
+distances above the rounding errors of squared norms.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from strategies.aggregation.update_rule import OnUpdates, UpdateRule
 
 
 class _Mean(OnUpdates):
-    """Stands for the weighted mean, which :func:`averaging_strategy` computes."""
+    """Placeholder for the weighted mean, which :func:`averaging_strategy` computes."""
 
-    mean_alone = True
     keeps = "nothing"
 
 
@@ -94,7 +93,7 @@ _RULES: dict[str, type[OnUpdates]] = {
 
 
 def rule_class(name: str) -> type[OnUpdates]:
-    """Return the class of a rule, which says what it needs.
+    """Return the class of a rule, which declares its needs.
 
     Raises
     ------
@@ -107,7 +106,7 @@ def rule_class(name: str) -> type[OnUpdates]:
 
 
 def fewest_clusters(config: AggregatorConfig) -> int:
-    """Clusters that a round needs."""
+    """Return the number of clusters that a round needs."""
     return rule_class(config.name).fewest(config, config.malicious)
 
 
@@ -138,7 +137,7 @@ def build_aggregator(
 ) -> Strategy:
     """Build the strategy whose ``aggregate_train`` joins the encoders of ``num_clusters`` in a round.
 
-    ``adapters`` are those that are trained, where some are.
+    ``adapters`` configures the trained adapters, if any.
 
     Raises
     ------
@@ -174,12 +173,11 @@ def build_aggregator(
 
 
 def _check_plain_mean(config: AggregatorConfig, optimizer: ServerOptimizerConfig, privacy: PrivacyConfig) -> None:
-    """Refuse what goes weight by weight over factors, or shows the server their mean alone."""
+    """Refuse settings that would join factors weight by weight."""
     for key, value, plain in (
         ("aggregator.name", config.name, "mean"),
         ("server-optimizer.name", optimizer.name, "none"),
         ("privacy.update-mechanism", privacy.update_mechanism, "local"),
-        ("privacy.secure-aggregation", privacy.secure_aggregation, False),
     ):
         if value != plain:
             raise ValueError(

@@ -1,7 +1,7 @@
-"""What the server makes of the clusters' average: Flower's adaptive strategies on the encoder, and their memory.
+"""Server's step on the clusters' average: Flower's adaptive strategies on the encoder, and their memory.
 
-The step from the round's weights to the average is taken for a gradient (Reddi et al., Adaptive Federated Optimization,
-arXiv:2003.00295); momentum and second moments are the strategies' own, of ``flwr.serverapp.strategy``.
+The step from the round's weights to the average serves as a gradient (Reddi et al., Adaptive Federated Optimization,
+arXiv:2003.00295); momentum and second moments are those of ``flwr.serverapp.strategy``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from strategies.aggregation.config import ServerOptimizerConfig
 from strategies.aggregation.weighted_mean import WeightedMean
-from strategies.flower_internals import FedOpt
 from strategies.records import WEIGHT_KEY
 
+ADAPTIVE = (FedAdagrad, FedAdam, FedYogi)
+"""Flower's strategies with two moments of the step, ``m_t`` and ``v_t``."""
 _WITH_BETAS: dict[str, type[FedAdam | FedYogi]] = {"fedadam": FedAdam, "fedyogi": FedYogi}
 
 
@@ -35,13 +36,13 @@ def averaging_strategy(config: ServerOptimizerConfig) -> Strategy:
 
 
 def memory_of(strategy: Strategy) -> dict[str, Tensor]:
-    """What one of Flower's strategies remembers from round to round, for a checkpoint: ``m_t/NAME``, ...
+    """Return the state that a Flower strategy keeps from round to round, for a checkpoint: ``m_t/NAME``, ...
 
-    Empty for those that remember nothing, and before the first round.
+    Empty for strategies without a state, and before the first round.
     """
-    if isinstance(strategy, FedOpt):
+    if isinstance(strategy, ADAPTIVE):
         return {
-            # Of a weight without dimensions numpy makes a scalar.
+            # numpy turns a weight without dimensions into a scalar.
             f"{kind}/{name}": torch.from_numpy(np.asarray(value))
             for kind in ("m_t", "v_t")
             for name, value in (getattr(strategy, kind) or {}).items()
@@ -55,12 +56,12 @@ def memory_of(strategy: Strategy) -> dict[str, Tensor]:
 
 
 def remember(strategy: Strategy, memory: Mapping[str, Tensor]) -> None:
-    """Give a strategy back what :func:`memory_of` took from it."""
+    """Restore the state that :func:`memory_of` returned."""
     values_by_kind: dict[str, dict[str, Tensor]] = {}
     for key, value in memory.items():
         kind, _, name = key.partition("/")
         values_by_kind.setdefault(kind, {})[name] = value
-    if isinstance(strategy, FedOpt):
+    if isinstance(strategy, ADAPTIVE):
         for kind, values in values_by_kind.items():
             setattr(strategy, kind, {name: value.numpy() for name, value in values.items()})
     elif isinstance(strategy, FedAvgM) and values_by_kind:

@@ -1,4 +1,4 @@
-"""What joins a round's updates: Flower's rules, and anybody's by ``aggregator.name = module:Class``."""
+"""Rules that join a round's updates: Flower's, and a user's by ``aggregator.name = module:Class``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import FedAvg
 from numpy.typing import NDArray
 
-from strategies.flower_internals import log
+from strategies.flower_names import log
 from strategies.npy_bytes import array_values
 from strategies.records import WEIGHT_KEY, read_metric, sole_arrays
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from strategies.aggregation.config import AggregatorConfig
 
 Update = dict[str, NDArray[Any]]
-"""What a cluster changed of each array of the encoder, by name."""
+"""A cluster's change of each array of the encoder, by name."""
 
 
 class OnUpdates(FedAvg):
-    """Hands one of Flower's strategies, the next in line, the changes of a round in place of its weights.
+    """Adapter that hands the next Flower strategy in the MRO a round's changes instead of its weights.
 
     Parameters
     ----------
@@ -33,11 +33,8 @@ class OnUpdates(FedAvg):
     arguments : of the strategy
     """
 
-    mean_alone: ClassVar[bool] = False
-    """Whether it looks at nothing but the updates' weighted mean: the server may then be shown the mean in place of
-    each update, as ``privacy.secure-aggregation`` does."""
     keeps: ClassVar[Literal["nothing", "unknown"]] = "unknown"
-    """What it remembers from round to round. ``unknown``: something that no checkpoint holds, so that the run cannot be
+    """State kept from round to round. ``unknown``: a state that no checkpoint holds, so that the run cannot be
     resumed."""
 
     def __init__(self, config: AggregatorConfig, num_clusters: int, **arguments: Any) -> None:
@@ -45,19 +42,19 @@ class OnUpdates(FedAvg):
         self.config = config
         self.num_clusters = num_clusters
         self.current_arrays = ArrayRecord()
-        """What the round began with."""
+        """Arrays at the start of the round."""
 
     @classmethod
     def fewest(cls, config: AggregatorConfig, malicious: int) -> int:
-        """Return how many clusters must answer where so many of them may have sent anything."""
+        """Return the fewest answers that tolerate ``malicious`` arbitrary ones among them."""
         del config, malicious
         return 1
 
     def borne(self, num_answers: int, num_failed: int) -> int | None:
-        """How many of the answers are taken for malicious; None if there are too few.
+        """Return the number of answers that count as malicious; None if there are too few answers.
 
-        All f, as long as there are enough answers. Of fewer, f less the clusters of the round that failed: whoever does
-        not answer, or not as ordered, has done its worst in this round.
+        With enough answers it is f. With fewer it is f less the failed clusters of the round, because a cluster that
+        sends no answer, or a wrong one, can do no more harm in this round.
         """
         for f in (self.config.malicious, self.config.malicious - num_failed):
             if f >= 0 and num_answers >= self.fewest(self.config, f):
@@ -65,7 +62,7 @@ class OnUpdates(FedAvg):
         return None
 
     def size(self, num_updates: int, malicious: int) -> None:
-        """Get ready for so many updates, and so many poisoned ones among them."""
+        """Prepare for the number of updates, and of poisoned ones among them."""
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -89,7 +86,7 @@ class OnUpdates(FedAvg):
             (key,) = reply.content.array_records
             arrays = sole_arrays(reply)
             reply.content[key] = ArrayRecord(
-                # Of arrays without dimensions numpy makes scalars.
+                # numpy turns arrays without dimensions into scalars.
                 {n: Array(np.asarray(array_values(arrays[n]) - start[n])) for n in start}
             )
         change, metrics = self.change_of(server_round, good, malicious)
@@ -107,9 +104,9 @@ class OnUpdates(FedAvg):
 
 
 class UpdateRule(OnUpdates):
-    """A rule of one's own: :meth:`join` says what becomes of a round's updates; the decoder is trained, not joined.
+    """Base class of a user's rule: :meth:`join` joins a round's updates; the decoder is trained, not joined.
 
-    Its class attributes say what the run around it must know, :meth:`fewest` how many clusters it needs.
+    Its class attributes declare its traits to the run. :meth:`fewest` gives the number of clusters that it needs.
     """
 
     @abstractmethod
@@ -120,13 +117,13 @@ class UpdateRule(OnUpdates):
         ----------
         updates : of each cluster that counts, one at least, in the order of their numbers
         weights : targets that each cluster trained on
-        malicious : how many of them may have sent anything
+        malicious : number of clusters that may have sent arbitrary updates
         """
 
     def change_of(
         self, server_round: int, good: list[Message], malicious: int
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Join by :meth:`join`; of the metrics the weighted mean.
+        """Join the updates by :meth:`join`, and the metrics by their weighted mean.
 
         Raises
         ------

@@ -1,6 +1,6 @@
 """The weighted mean of a round's updates, one array after the other: the same bits as Flower's FedAvg, in less memory.
 
-FedAvg adds up one reply after the other and then packs the sums: beside the replies that is the model twice. Here an
+FedAvg adds up one reply after the other and then packs the sums: beside the replies it holds the model twice. Here an
 array is read from each reply, added, and packed before the next one is read.
 """
 
@@ -18,7 +18,7 @@ from strategies.records import read_metric, sole_arrays
 
 
 class WeightedMean(FedAvg):
-    """As FedAvg; only :meth:`aggregate_train` differs, in what it holds."""
+    """FedAvg whose :meth:`aggregate_train` holds less in memory."""
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -39,17 +39,17 @@ def weighted_mean(updates: Sequence[ArrayRecord], weights: Sequence[float]) -> A
     Parameters
     ----------
     updates : one at least; all with the arrays of the first
-    weights : of each update; numpy's rules say of which type float x array is, and the first update's type stays
+    weights : of each update; numpy's rules give the type of float x array, and the first update's type stays
 
     Returns
     -------
-    The sums, in the first update's order, which is FedAvg's, as is the order of the additions.
+    The sums, in the first update's order. This order and that of the additions are FedAvg's.
     """
     mean = ArrayRecord()
     for name in updates[0]:
         values: Any = array_values(updates[0][name]) * weights[0]
         for update, weight in zip(updates[1:], weights[1:], strict=True):
             values += array_values(update[name]) * weight
-        # Of arrays without dimensions numpy makes scalars.
+        # numpy turns arrays without dimensions into scalars.
         mean[name] = Array(np.asarray(values))
     return mean

@@ -1,1 +1,1 @@
-"""Strategies to compare with: the paper's baselines, Flower's own, and anybody's."""
+"""Strategies to compare with: the paper's baselines, Flower's own, and a user's."""

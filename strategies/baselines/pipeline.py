@@ -13,18 +13,19 @@ class PipeLine(SeparateModels):
 
     @classmethod
     def own_policy(cls, seed: int) -> RoundPolicy:
-        """Every cluster trains, on even segments."""
+        """Return the policy by which every cluster trains on even segments."""
         del seed
         return EvenPipelines()
 
 
 class EvenPipelines(RoundPolicy):
-    """Every cluster trains: none needs a channel."""
+    """Policy by which every cluster trains: none needs a channel."""
 
     name = "pipeline"
+    tells_tebs_apart = True
 
     def plan(self, round_: Round) -> Answer:
-        """Even segments; a cluster whose devices do not hold them is infeasible."""
+        """Plan even segments; a cluster whose devices do not hold them is infeasible."""
         instance, parts, faults = round_.instance, [], []
         for n in range(instance.num_clusters):
             choice = even_choice(instance, n)

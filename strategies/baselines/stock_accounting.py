@@ -1,4 +1,4 @@
-"""What a round of a stock Flower strategy costs: all clusters train, and their uploads queue for the channels."""
+"""Costs of a round of a stock Flower strategy: all clusters train, and their uploads queue for the channels."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from strategies.planning.segment_rules import choice_of, cluster_plans
 def stock_record(
     scenario: Scenario, number: int, plans: Mapping[int, ClusterPlan], policy: str = "uniform"
 ) -> dict[str, Any]:
-    """``plan`` and ``virtual`` of a round's record.
+    """Return ``plan`` and ``virtual`` of a round's record.
 
     Parameters
     ----------
     scenario : the network
     number : of the round
     plans : of the clusters that trained, as they made them
-    policy : how they made them
+    policy : name of the rule by which they made them
     """
     network, queues = NetworkTrace(scenario).round(number), Queues.empty(scenario.num_clusters)
     instance = round_instance(scenario, network, queues)
@@ -61,7 +61,7 @@ def stock_record(
 
 
 def _answer(instance: Instance, plans: list[ClusterPlan], channels: list[tuple[int, float] | None]) -> Answer:
-    """What happened, as a planner would have answered it: a cluster without an upload counts as unmatched."""
+    """Return the round as a planner's answer: a cluster without an upload counts as unmatched."""
     parts = [
         ClusterAnswer("feasible", False)
         if link is None
@@ -72,7 +72,7 @@ def _answer(instance: Instance, plans: list[ClusterPlan], channels: list[tuple[i
 
 
 def _first_matchable(possible: NDArray[np.bool_], waiting: list[int]) -> list[int]:
-    """As many of the clusters that wait as can have a channel each at once, earlier ones before later ones."""
+    """Return as many waiting clusters as can each have a channel at once; earlier ones take precedence."""
     batch: list[int] = []
     for n in waiting:
         if len(batch) < possible.shape[1] and most_matched(possible[[*batch, n]]) > len(batch):
@@ -124,7 +124,7 @@ def queued_uploads(
             waiting_s=math.nan if link is None else total - ends[n],
         )
     energy_j = sum(steps * float(c.work.device_energy_j.sum()) + c.uplink_energy_j for c in clusters if c)
-    # Which upload waits for which depends on the pipelines' times: the other forms follow the event-simulated order.
+    # The order of the uploads depends on the pipelines' times: the other forms keep the event-simulated order.
     shift = {
         name: max((ends[n] + steps * (getattr(work[n], name) - work[n].pipeline_s) for n in ends), default=math.nan)
         for name in ("pipeline_fused_s", "pipeline_eq15_s")

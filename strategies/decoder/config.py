@@ -1,4 +1,4 @@
-"""Where the decoder's service listens, with which certificates, and how long it waits."""
+"""Addresses, certificates and time limits of the decoder's service: table ``[decoder]``."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from client_pipeline.link.hosts import is_loopback, split_address
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """Where the decoder service listens, and how long it waits."""
+    """Table ``[decoder]``: addresses, certificates and limits of the decoder service."""
 
     bind: str = "127.0.0.1:0"
     """``host:port``; port 0 takes a free one. A host that other machines can reach needs TLS."""
     advertise: str = ""
-    """``host`` or ``host:port`` that the CUs are told; empty: the bound address."""
+    """``host`` or ``host:port`` that the CUs receive; empty: the bound address."""
     join_timeout: float = 60.0
-    """How long the CUs of a round wait for each other's hello [s]."""
+    """Longest wait of a round's CUs for each other's hello [s]."""
     step_timeout: float = 300.0
-    """How long a CU waits for the others to close a step [s]."""
+    """Longest wait of a CU for the others to close a step [s]."""
     reply_timeout: float = 600.0
-    """How long a CU's update may take after its goodbye to the decoder [s]."""
+    """Longest wait for a CU's update after its goodbye to the decoder [s]."""
     max_frame_bytes: int = DEFAULT_MAX_BYTES
     """Largest frame that is accepted [byte]."""
     frames_per_second: float = 2000.0
-    """Frames that are read of one stream in the long run; what comes faster waits."""
+    """Frames that are read from one stream in the long run; faster ones wait."""
     tls_certificate: str = ""
     """PEM file of the service's certificate, with its chain."""
     tls_key: str = ""
@@ -38,7 +38,7 @@ class DecoderConfig:
     """PEM file of the certificates that this CA has revoked; their streams are refused."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be served, or not safely."""
+        """Refuse settings that cannot be served, or not safely."""
         host, _ = split_address("decoder.bind", self.bind)
         for name in ("join_timeout", "step_timeout", "reply_timeout"):
             value = getattr(self, name)

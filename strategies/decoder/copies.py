@@ -4,22 +4,44 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from client_pipeline.link.base import Gradient
 from client_pipeline.partition.parts import load_parameters
-from client_pipeline.runtime.accelerator import on_host
-from client_pipeline.runtime.decoder_update import Contribution, HeadTrainer
+from client_pipeline.runtime.stage.accelerator import on_host
+from client_pipeline.runtime.stage.decoder_update import Contribution, HeadTrainer
 from strategies.decoder.member import ClusterSummary, MicroBatch, NotFiniteRefusal, Refusal, is_finite
+
+
+@contextmanager
+def _refusing(micro_batch: int) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
+        raise Refusal(f"the decoder cannot take micro-batch {micro_batch}: {error}"[:500]) from error
+
+
+def _checked(
+    trainer: HeadTrainer, cluster: int, micro_batch: int, tensor: Tensor, loss_sum: float, is_last: bool
+) -> Gradient:
+    """Return the answer to a micro-batch, with the norm of the decoder's gradient after a step's last."""
+    norm_sq = trainer.gradient_norm_sq(cluster) if is_last else None
+    if not (math.isfinite(loss_sum) and is_finite(tensor) and math.isfinite(norm_sq or 0.0)):
+        raise NotFiniteRefusal(
+            f"loss or gradient of micro-batch {micro_batch} is not finite: training diverged; "
+            "lower optimizer.lr or set optimizer.clip-norm"
+        )
+    return Gradient(micro_batch=micro_batch, tensor=tensor, loss_sum=loss_sum, norm_sq=norm_sq)
 
 
 class DecoderCopies:
     """The decoder of a run, and each cluster's copy of it.
 
-    ``lock`` guards all of it. What is marked *held* is called with it; the other methods take it themselves.
+    ``lock`` guards all of it. Callers of a method marked *held* hold it; the other methods take it themselves.
 
     Parameters
     ----------
@@ -79,29 +101,39 @@ class DecoderCopies:
             If the decoder cannot take it, or something of it is not finite.
         """
         trainer = self.of(cluster, sync)
-        try:
+        with _refusing(batch.micro_batch):
             tensor, loss_sum = trainer.gradient(
                 batch.step, batch.micro_batch, batch.hidden_BTD, batch.mask_BT, batch.targets, total_weight, tied
             )
-        except (RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
-            raise Refusal(f"the decoder cannot take micro-batch {batch.micro_batch}: {error}"[:500]) from error
-        last = batch.micro_batch == batch.num_micro_batches - 1
-        norm_sq = trainer.gradient_norm_sq(cluster) if last else None
-        if not (math.isfinite(loss_sum) and is_finite(tensor) and math.isfinite(norm_sq or 0.0)):
-            raise NotFiniteRefusal(
-                f"loss or gradient of micro-batch {batch.micro_batch} is not finite: training diverged; "
-                "lower optimizer.lr or set optimizer.clip-norm"
-            )
-        return Gradient(micro_batch=batch.micro_batch, tensor=tensor, loss_sum=loss_sum, norm_sq=norm_sq)
+        is_last = batch.micro_batch == batch.num_micro_batches - 1
+        return _checked(trainer, cluster, batch.micro_batch, tensor, loss_sum, is_last)
+
+    def states(self, cluster: int, sync: str, batch: MicroBatch) -> Tensor:
+        """Run a cluster's blocks forward on a micro-batch whose labels stay there; held. Errors are those above."""
+        with _refusing(batch.micro_batch):
+            states = self.of(cluster, sync).states(batch.step, batch.micro_batch, batch.hidden_BTD, batch.mask_BT)
+        if not is_finite(states):
+            raise NotFiniteRefusal(f"states of micro-batch {batch.micro_batch} are not finite: training diverged")
+        return states
+
+    def backward(self, cluster: int, sync: str, micro_batch: int, gradient_BTD: Tensor, *, is_last: bool) -> Gradient:
+        """Run a cluster's blocks backward on the gradient of their states; held. Errors are those above.
+
+        The answer's loss is 0: the cluster keeps its own.
+        """
+        trainer = self.of(cluster, sync)
+        with _refusing(micro_batch):
+            tensor = trainer.backward(cluster, micro_batch, gradient_BTD)
+        return _checked(trainer, cluster, micro_batch, tensor, 0.0, is_last)
 
     def apply(self, shares: Sequence[Contribution], sync: str, number: int) -> None:
-        """Take a step, Eq. (7), on what ``shares`` have collected; held. ``number``: of the step in the whole run."""
+        """Take a step, Eq. (7), on the gradients of ``shares``; held. ``number``: of the step in the whole run."""
         self.of(shares[0].cluster, sync).apply(shares, number)
 
     def finish(
         self, clusters: Mapping[int, ClusterSummary], sync: str, weights: Mapping[int, float] | None
     ) -> dict[str, Tensor]:
-        """Forget what was collected for unclosed steps, and return the decoder's weights, which are not copied.
+        """Forget the gradients of unclosed steps, and return the decoder's weights, which are not copied.
 
         Parameters
         ----------
@@ -135,7 +167,7 @@ class DecoderCopies:
             raise ValueError(f"average of the decoder: clusters {idle} have a weight but trained no step of it")
         total = sum(weights.values())
         if not total > 0:
-            return  # nobody trained: the decoder stays as it is
+            return  # no cluster trained: the decoder stays as it is
         with torch.no_grad():
             for name, parameter in self.shared.parameters.items():
                 mean = torch.zeros_like(parameter)

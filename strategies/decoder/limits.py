@@ -1,4 +1,4 @@
-"""What a stranger, or a cluster gone wrong, may ask of the decoder's service."""
+"""Limits on the frames and hellos that unknown peers and faulty clusters send to the decoder's service."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 
 WRONG_HELLOS = 32
-"""Hellos in a row that a peer may get wrong; afterwards one a second."""
+"""Wrong hellos in a row that a peer may send; afterwards one a second."""
 WRONG_HELLOS_PER_S = 1.0
 _PEERS = 1024
 
 
 class TooManyHellos(PermissionError):
-    """A peer is refused before its hello is read."""
+    """Refusal of a peer before its hello is read."""
 
 
 class Allowance:
@@ -36,29 +36,29 @@ class Allowance:
 
     @property
     def empty(self) -> bool:
-        """Whether not even one is left."""
+        """True if no token is left."""
         self._refill()
         return self._tokens < 1
 
     @property
     def full(self) -> bool:
-        """Whether nothing of it is in use."""
+        """True if no token is in use."""
         self._refill()
         return self._tokens >= self.burst
 
     def take(self) -> float:
-        """Take one, on credit if need be; returns how long to wait for it [s]."""
+        """Take one token, on credit if none is left; returns the time to wait for it [s]."""
         self._refill()
         self._tokens -= 1
         return max(-self._tokens / self.rate, 0.0)
 
 
 class HelloGuard:
-    """Bounds the streams that have not said a right hello yet, and the wrong hellos of a peer.
+    """Limit on the streams that await their hello, and on the wrong hellos of a peer.
 
-    A token has 256 random bits, so nobody guesses one: what is bounded is the threads, the time and the log lines that
-    guessing costs the others. A peer is its address, with its certificate's name under mutual TLS. Waiting in silence
-    shuts nobody out: when all places are taken, the peer that has most of them gives its oldest to whoever comes.
+    A token has 256 random bits, so it cannot be guessed. The limits bound the threads, time and log lines that guesses
+    cost the other clusters. A peer is its address, with its certificate's name under mutual TLS. Silent streams shut no
+    one out: when all places are taken, the oldest pending stream of the busiest peer is evicted.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class HelloGuard:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._waiting_streams: dict[int, tuple[str, Callable[[], object]]] = {}
-        """By place, the oldest first: the peer, and how to end its stream."""
+        """Peer, and the call that ends its stream, by place; the oldest is first."""
         self._wrong: OrderedDict[str, Allowance] = OrderedDict()
         self._num_refused: Counter[str] = Counter()
 
@@ -87,13 +87,13 @@ class HelloGuard:
 
         Parameters
         ----------
-        peer : who is at the other end
-        give_way : ends the stream; called from another thread if its place is given to a newer one
+        peer : name of the other end, see :func:`peer_name`
+        give_way : ends the stream; called from another thread if a newer stream takes its place
 
         Raises
         ------
         TooManyHellos
-            If the peer has got too many wrong.
+            If the peer has sent too many wrong hellos.
         """
         end_oldest: Callable[[], object] = int
         self.check(peer)
@@ -112,7 +112,7 @@ class HelloGuard:
         return place
 
     def check(self, peer: str) -> None:
-        """Raise TooManyHellos if a peer has got too many wrong."""
+        """Raise TooManyHellos if a peer has sent too many wrong hellos."""
         with self._lock:
             allowance = self._wrong.get(peer)
             if allowance is not None and allowance.empty:
@@ -120,7 +120,7 @@ class HelloGuard:
                 raise TooManyHellos("too many wrong hellos from this peer; wait, then use the round's token")
 
     def leave(self, place: int) -> bool:
-        """Note that a stream waits for its hello no longer; returns whether it still had its place."""
+        """Free the place of a stream that no longer awaits its hello; returns whether it still had it."""
         with self._lock:
             return self._waiting_streams.pop(place, None) is not None
 
@@ -134,7 +134,7 @@ class HelloGuard:
         with self._lock:
             self._num_refused[reason] += 1
             if peer not in self._wrong:
-                # What is remembered of peers is bounded, too: the one that has been quiet for longest goes.
+                # The table of peers is bounded, too: the peer without a wrong hello for longest is dropped.
                 if len(self._wrong) >= _PEERS:
                     self._wrong.popitem(last=False)
                 self._wrong[peer] = Allowance(WRONG_HELLOS_PER_S, WRONG_HELLOS, self._clock)
@@ -142,15 +142,15 @@ class HelloGuard:
             self._wrong[peer].take()
 
     def take_refused(self) -> dict[str, int]:
-        """Return how many hellos were refused since the last call, by reason."""
+        """Return the number of hellos refused since the last call, by reason."""
         with self._lock:
             refused, self._num_refused = dict(sorted(self._num_refused.items())), Counter()
         return refused
 
 
 def peer_name(names: Iterable[bytes] | None, address: str) -> str:
-    """Who is at the other end: its address without the port, after the names in its certificate if it has one.
+    """Return the name of a peer: the names in its certificate, if it has one, then its address without the port.
 
-    A certificate alone may be that of many clusters.
+    The certificate alone is not enough, because many clusters may share it.
     """
     return " ".join([*sorted(name.decode(errors="replace") for name in names or ()), address.rpartition(":")[0]])

@@ -1,4 +1,4 @@
-"""Who is let into the decoder's service: first frames, tokens, and which streams each cluster has."""
+"""Admission to the decoder's service: first frames, tokens, and the streams of each cluster."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any, Protocol
 from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.frames import PROTOCOL_VERSION, Frame, FrameError, decode
 from strategies.decoder.limits import Allowance, HelloGuard, TooManyHellos, peer_name
-from strategies.decoder.seat import Seat
+from strategies.decoder.round import Seat
 from strategies.decoder.tokens import RoundTokens
 from strategies.decoder.trainer import DecoderTrainer
 from strategies.printable import printable
 
 HELLO_TIMEOUT_S = 20.0
-"""How long a stream may take to say hello [s]."""
+"""Longest wait for a stream's hello [s]."""
 STREAMS_OF_A_CLUSTER = 4
-"""Streams that are served at the same time; all but the newest wait to hear that they were replaced."""
+"""Streams of a cluster that are served at once; all but the newest are about to end as replaced."""
 _HELLO_BYTES = 16 * 2**10
 NEWS_PER_S = 8.0
-"""Pieces of news of a cluster, in the long run; twice as many at once."""
+"""News messages that a cluster may send, per second in the long run; twice as many at once."""
 _COMEBACKS, _COMEBACKS_PER_S = 32, 1.0
-"""Streams that a cluster may open again in a round at once, and in the long run."""
+"""Streams that a cluster may open again in a round: at once, and per second in the long run."""
 
 
 class StreamContext(Protocol):
-    """What is needed of a stream beside its frames, as gRPC has it."""
+    """Part of a gRPC stream's context that the reception uses."""
 
     def peer(self) -> str: ...  # noqa: D102
     def peer_identities(self) -> Iterable[bytes] | None: ...  # noqa: D102
@@ -38,12 +38,12 @@ class StreamContext(Protocol):
 
 
 class OpenStream:
-    """A stream that was let in: whose it is, and its seat once it has one.
+    """Admitted stream of a cluster, with its seat once it has one.
 
     Parameters
     ----------
     trainer : gives the seat
-    round_, cluster : whose the stream is
+    round_, cluster : round and cluster of the stream
     number : streams of the cluster before this one
     resume : the token of the next one
     """
@@ -54,7 +54,7 @@ class OpenStream:
         self._seat: Seat | None = None
 
     def sit(self) -> Seat:
-        """Join the round, or come back to it.
+        """Join the round, or join it again after a cut.
 
         Raises
         ------
@@ -75,19 +75,19 @@ class OpenStream:
             self._trainer.dismiss(self.round, self.cluster, reason, self.number)
 
     def break_off(self) -> None:
-        """Note that the stream has ended; its cluster may come back if it has a token for that."""
+        """Note that the stream has ended; its cluster may return if it has a token for that."""
         if self._seat is not None:
             self._seat.away()
-        elif not self.number:  # without a welcome it has no token to come back with
+        elif not self.number:  # without a welcome it has no token to return with
             self._trainer.dismiss(self.round, self.cluster, "its stream broke off")
 
 
 class Reception:
-    """Lets streams in and keeps account of them. Safe to call from several threads.
+    """Admission and record of the open streams. Safe to call from several threads.
 
     Parameters
     ----------
-    trainer : gives seats; told of clusters that leave
+    trainer : gives seats, and receives the departures of clusters
     codec : how activations travel; a CU that declares another is refused
     num_clusters : most clusters of a round
     """
@@ -96,14 +96,14 @@ class Reception:
         self.trainer = trainer
         self.codec = codec
         self.hellos = HelloGuard(num_clusters + 2)
-        # Those that have not said hello never take the threads of the round's clusters; whoever gave way to a newer
-        # stream has a thread for a moment longer.
+        # Streams without a hello never take the threads of the round's clusters. An evicted stream keeps its thread
+        # for a moment longer.
         self.most_streams = STREAMS_OF_A_CLUSTER * num_clusters + 2 * self.hellos.most_waiting
         self._lock = threading.Lock()
         self._tokens = RoundTokens()
         self._streams: dict[StreamContext, int] = {}
         self._served: Counter[int] = Counter()
-        """Threads that serve a cluster's streams."""
+        """Number of threads that serve a cluster's streams."""
         self._comebacks: dict[int, Allowance] = {}
         self._news: dict[int, Allowance] = {}
 
@@ -120,7 +120,7 @@ class Reception:
         return tokens
 
     def close_round(self) -> None:
-        """Let nobody in any more: the round's tokens are worth nothing."""
+        """Admit no more streams: the round's tokens become invalid."""
         with self._lock:
             self._tokens.close()
 
@@ -131,22 +131,23 @@ class Reception:
             return len(self._streams)
 
     def greet(self, frames: Iterator[bytes], context: StreamContext) -> OpenStream | None:
-        """Wait for a stream's first frame and check it; None: it took its cluster out of the round, and has ended.
+        """Wait for a stream's first frame, check it, and return the stream.
 
-        Whoever gets a stream ends it with :meth:`release`.
+        None means that the frame took its cluster out of the round, and that the stream has ended. The caller ends
+        every other stream with :meth:`release`.
 
         Raises
         ------
         TooManyHellos
-            If the peer, or the cluster, has to wait.
+            If the peer, or the cluster, must wait.
         PermissionError
-            With a reason that tells nothing about the right token.
+            For a wrong token; the reason tells nothing about the right one.
         FrameError
-            If it is no hello.
+            If the frame is neither a hello nor a leave frame.
         """
         peer = peer_name(context.peer_identities(), context.peer())
         place = self.hellos.enter(peer, context.cancel)
-        # A stream that says nothing must not hold a thread for ever.
+        # A silent stream must not hold a thread for ever.
         silence = threading.Timer(HELLO_TIMEOUT_S, context.cancel)
         silence.daemon = True
         silence.start()
@@ -155,7 +156,7 @@ class Reception:
             if first is None:
                 raise FrameError("expected a hello frame, found the end of the stream")
         except BaseException:
-            # Whoever waits in silence has guessed nothing: it costs a place, which is given to the next one.
+            # A silent stream has guessed no token: it is counted, but not as a wrong hello.
             if self.hellos.leave(place):
                 self.hellos.count("no hello came")
             raise
@@ -182,12 +183,12 @@ class Reception:
 
     @contextmanager
     def news(self, data: bytes, context: StreamContext) -> Iterator[dict[str, Any]]:
-        """Read a piece of news, whose text the caller looks at within; a wrong one counts as a wrong hello.
+        """Read a news message and yield its header; one that is refused within counts as a wrong hello.
 
         Raises
         ------
         TooManyHellos
-            If the peer, or the cluster, has to wait.
+            If the peer, or the cluster, must wait.
         PermissionError, FrameError
             As for :meth:`greet`.
         """
@@ -212,7 +213,7 @@ class Reception:
             raise
 
     def heard(self, stream: OpenStream) -> None:
-        """Note that a stream's first frame after its hello has come: it needs no older token."""
+        """Note a frame after a stream's hello: its cluster has the new token and needs no older one."""
         with self._lock:
             self._tokens.hear(stream.round, stream.cluster, stream.number)
 
@@ -225,7 +226,7 @@ class Reception:
             See :class:`~strategies.decoder.trainer.DecoderTrainer`.
         """
         seat = stream.sit()
-        if not context.is_active():  # it ended while it waited, and was not there to be missed
+        if not context.is_active():  # it ended while it waited, before it had a seat
             self._note_end(context, stream)
         return seat
 
@@ -247,7 +248,7 @@ class Reception:
         if (declared := header.get("codec", "none")) != self.codec.name:
             raise FrameError(
                 f"codec of the activations: expected {self.codec.name}, found {declared:.40}; set "
-                "compression.activations alike on the server and all clusters"
+                "compression.activations and compression.stream alike on the server and all clusters"
             )
         cluster = int(header["cluster"])
         with self._lock:
@@ -261,7 +262,7 @@ class Reception:
             old = [context_before for context_before, owner in self._streams.items() if owner == cluster]
             self._streams[context] = cluster
             self._served[cluster] += 1
-        # A stream that only looks open, its cable cut, gives way to the new one.
+        # An older stream may only look open, its cable cut: the new one replaces it.
         for context_before in old if number else ():
             context_before.cancel()
         if not context.add_callback(lambda: self._note_end(context, stream)):
@@ -269,7 +270,7 @@ class Reception:
         return stream
 
     def _leave_by_token(self, leave: Frame) -> None:
-        """Take a cluster out of the round for whoever holds the round's token: its control unit is gone."""
+        """Take a cluster out of the round on a leave frame with the round's token: its control unit is gone."""
         header = leave.header
         if not {"token", "round", "cluster"} <= header.keys():
             raise FrameError("header of a leave frame that comes first: expected token, round and cluster")
@@ -278,7 +279,7 @@ class Reception:
         self.trainer.dismiss(int(header["round"]), int(header["cluster"]), printable(str(header["reason"])))
 
     def _note_end(self, context: StreamContext, stream: OpenStream) -> None:
-        """Note that a stream has ended, even while its thread waits itself."""
+        """Note that a stream has ended, even while its thread still waits."""
         with self._lock:
             self._streams.pop(context, None)
         stream.break_off()

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 
 
 class RevokedCertificates:
-    """A certificate revocation list, read anew for each stream: it holds from the moment when the file changes.
+    """Certificate revocation list, read anew for each stream, so that a changed file takes effect at once.
 
     Parameters
     ----------
@@ -29,11 +29,11 @@ class RevokedCertificates:
         self._read()
 
     def check(self, peer: Mapping[str, Sequence[bytes]]) -> None:
-        """Check who opens a stream.
+        """Check the certificate of a stream's peer.
 
         Parameters
         ----------
-        peer : what gRPC says of the other end (``ServicerContext.auth_context``)
+        peer : gRPC's properties of the other end (``ServicerContext.auth_context``)
 
         Raises
         ------
@@ -56,14 +56,14 @@ class RevokedCertificates:
             revoked = x509.load_pem_x509_crl(self._path.read_bytes())
         except (OSError, ValueError) as error:
             raise ValueError(
-                f"decoder.tls-crl {self._path}: expected a certificate revocation list (PEM), found none; collapipe "
-                "certs writes revoked.pem into the server's folder"
+                f"decoder.tls-crl {self._path}: expected a certificate revocation list (PEM), found none; "
+                "collapipe up edge-server writes revoked.pem into the server's folder"
             ) from error
         key = self._authority.public_key()
         signers = (ec.EllipticCurvePublicKey, rsa.RSAPublicKey, ed25519.Ed25519PublicKey, ed448.Ed448PublicKey)
         if not (isinstance(key, signers) and revoked.is_signature_valid(key)):
             raise ValueError(
                 f"decoder.tls-crl {self._path}: expected a list that the authority of decoder.tls-ca signed, found "
-                "another's; take both from one folder of collapipe certs"
+                "another's; take both from one edge server's folder"
             )
         return revoked

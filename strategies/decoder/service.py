@@ -11,21 +11,28 @@ import grpc
 from torch import Tensor
 
 from client_pipeline.link.activation_codec import ActivationCodec
-from client_pipeline.link.address import NEWS_METHOD, WEIGHTS_METHOD
+from client_pipeline.link.address import (
+    METHOD,
+    NEWS_METHOD,
+    SERVICE,
+    WEIGHTS_METHOD,
+    DecoderAddress,
+    read_pem,
+)
 from client_pipeline.link.base import Gradient
 from client_pipeline.link.frames import PROTOCOL_VERSION, Frame, FrameError, decode, encode
 from client_pipeline.link.hosts import split_address
-from client_pipeline.link.stream import METHOD, SERVICE, DecoderAddress, channel_options, read_pem
+from client_pipeline.link.keepalive import channel_options
 from client_pipeline.link.tied import pieces
-from client_pipeline.partition.base_weights import BaseWeights
-from client_pipeline.partition.micro_batches import StepId
+from client_pipeline.partition.dropout_seed import StepId
+from client_pipeline.weights.base_weights import BaseWeights
 from strategies.aggregation.accountant import Sent
 from strategies.decoder.config import DecoderConfig, check_pair
 from strategies.decoder.limits import Allowance, HelloGuard, TooManyHellos
 from strategies.decoder.member import ClusterSummary, MicroBatch, NotFiniteRefusal, Refusal, Superseded
 from strategies.decoder.reception import OpenStream, Reception
 from strategies.decoder.revoked_certificates import RevokedCertificates
-from strategies.decoder.seat import Seat
+from strategies.decoder.round import Seat
 from strategies.decoder.step_limits import StepLimits
 from strategies.decoder.trainer import DecoderTrainer, RoundSummary
 from strategies.decoder.weight_source import WeightSource
@@ -43,11 +50,11 @@ class DecoderService:
     Parameters
     ----------
     config : addresses and certificates; certificate files are read here
-    trainer : what the frames are handed to
+    trainer : receives the frames
     num_clusters : most clusters of a round; every stream takes a thread
     codec : how activations and gradients travel; a CU that declares another is refused
-    limits : what a cluster's step may hold
-    on_news : called with cluster, round and text of what a control unit tells; raises ValueError if that is none
+    limits : those of a cluster's step
+    on_news : called with cluster, round and text of a control unit's news; raises ValueError for a malformed text
     base : frozen weights, whose files nodes that lack them may pull before round 1; None: there are none
 
     Raises
@@ -83,15 +90,15 @@ class DecoderService:
         self._threads: ThreadPoolExecutor | None = None
         self._address = ""
         self.sent: dict[int, Sent] = {}
-        """What has come of each cluster's activations in the run."""
+        """Activations received in the run, by cluster."""
         self._on_repeat: Callable[[], None] = lambda: None
 
     def account(self, sent_by_cluster: dict[int, Sent], on_repeat: Callable[[], None]) -> None:
-        """Count what comes of the clusters' activations in an account of the run's, before the first round.
+        """Count the clusters' activations in the run's account; called before the first round.
 
         Parameters
         ----------
-        sent_by_cluster : of each cluster, so far; it is counted on
+        sent_by_cluster : activations so far, by cluster; updated in place
         on_repeat : called when a step comes again, before it is answered
         """
         self.sent, self._on_repeat = sent_by_cluster, on_repeat
@@ -140,12 +147,12 @@ class DecoderService:
 
     @property
     def hellos(self) -> HelloGuard:
-        """Who knocks at the service's door, and in vain."""
+        """Guard of the hello frames, which counts the refused ones."""
         return self.reception.hellos
 
     @property
     def advertised(self) -> str:
-        """``host:port`` that CUs are told."""
+        """``host:port`` that CUs receive."""
         port = self._address.rpartition(":")[2]
         host, colon, own_port = (self.config.advertise or self._address).rpartition(":")
         if not colon:
@@ -155,7 +162,7 @@ class DecoderService:
     def open_round(
         self, round_: int, clusters: Iterable[int], local_steps: int, tied: Mapping[str, Tensor] | None = None
     ) -> dict[int, DecoderAddress]:
-        """Open a round; returns what each selected CU has to be told. Streams of older rounds are broken off.
+        """Open a round; returns the address for each selected CU. Streams of older rounds are broken off.
 
         ``tied`` as in :meth:`DecoderTrainer.open_round`.
         """
@@ -165,7 +172,7 @@ class DecoderService:
 
     @contextmanager
     def pulls(self, num_nodes: int) -> Iterator[list[DecoderAddress]]:
-        """Let nodes pull the files of the frozen weights for as long as this goes on; yields what each is told."""
+        """Let nodes pull the files of the frozen weights within the context; yields the address for each node."""
         try:
             yield list(self._addresses(0, self._weights.open(num_nodes)).values())
         finally:
@@ -239,15 +246,15 @@ class DecoderService:
             for data in frames:
                 self.reception.heard(stream)
                 if wait_s := allowance.take():
-                    # What is not read yet holds the sender back.
+                    # Unread frames hold the sender back.
                     time.sleep(wait_s)
                 frame = decode(data, self.config.max_frame_bytes)
                 del data
                 yield from self._answers(frame, seat, stream.round)
                 if frame.kind in ("bye", "leave"):
                     return
-                del frame  # nothing of it is in memory while the next one comes
-            # Without a goodbye: a cut looks like that, too.
+                del frame  # frees its memory before the next one comes
+            # The frames ended without a goodbye, as they do after a cut.
         except Superseded:
             pass  # the cluster goes on with another stream
         except FrameError as error:
@@ -264,14 +271,14 @@ class DecoderService:
             self.reception.release(stream)
 
     def _hear_news(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        """Take what a control unit tells beside its stream."""
+        """Take a control unit's news message, which comes beside its stream."""
         with self._single_call(context):
             with self.reception.news(data, context) as header:
                 self._on_news(header["cluster"], header["round"], header["text"])
         return b""
 
     def _give_weights(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        """Answer who pulls a piece of the frozen weights' files."""
+        """Return a piece of the frozen weights' files to the node that pulls it."""
         with self._single_call(context):
             piece = self._weights.piece(data, context)
         return piece
@@ -316,8 +323,11 @@ class DecoderService:
         if frame.kind == "leave":
             seat.leave(printable(str(header["reason"])))
             return
-        if frame.kind not in ("tied", "micro_batch", "step_end"):
-            raise FrameError(f"expected a micro_batch, step_end or bye frame, found {frame.kind}")
+        first, kinds = "micro_batch", ("tied", "micro_batch", "step_end")
+        if self.trainer.copies.shared.returns_states:
+            first, kinds = "forward", ("forward", "states_gradient", "step_end")
+        if frame.kind not in kinds:
+            raise FrameError(f"expected a {first}, step_end or bye frame, found {frame.kind}")
         if header["round"] != round_:
             raise Refusal(f"this stream is of round {round_}, found a frame of round {header['round']}")
         place = {"round": round_, "step": header["step"]}
@@ -328,6 +338,15 @@ class DecoderService:
         elif frame.kind == "step_end":
             seat.close_step(header["step"], header["scale"])
             yield encode({"kind": "step_applied", **place})
+        elif frame.kind == "forward":
+            states = seat.forward(self._micro_batch(frame, seat.cluster))
+            place |= {"attempt": attempt, "micro_batch": header["micro_batch"]}
+            yield encode({"kind": "states", **place}, {"states": self.codec.encode(states)})
+        elif frame.kind == "states_gradient":
+            self.limits.check_wire("gradient", frame.tensors["gradient"], self.codec)
+            gradient_BTD = self._decoded("gradient", frame.tensors["gradient"])
+            answer = seat.backward(header["step"], header["micro_batch"], gradient_BTD, attempt)
+            yield self._gradient(answer, place | {"attempt": attempt})
         else:
             place["attempt"] = attempt
             yield self._gradient(seat.micro_batch(self._micro_batch(frame, seat.cluster)), place)
@@ -338,17 +357,16 @@ class DecoderService:
     def _micro_batch(self, frame: Frame, cluster: int) -> MicroBatch:
         """Read a micro-batch; raises Refusal if it, or its step, is more than the limits admit."""
         header, mask_BT = frame.header, frame.tensors["mask"]
-        self.limits.check(frame.tensors["hidden"], mask_BT, frame.targets, self.codec)
+        self.limits.check(frame.tensors["hidden"], mask_BT, self.codec)
+        if frame.kind == "micro_batch":
+            self.limits.check_targets(frame.targets, len(mask_BT))
         self.limits.check_weights(header["weight"], header.get("total_weight"), header["num_micro_batches"])
-        # Only now is it counted, whatever the decoder makes of it: it was received.
+        # Count it now, whatever the decoder makes of it: it was received.
         sent = self.sent.setdefault(cluster, Sent())
         if sent.add((header["round"], header["step"]), header["micro_batch"], mask_BT):
             self._on_repeat()
         self.limits.check_examples(sent.step_examples)
-        try:
-            hidden_BTD = self.codec.decode(frame.tensors["hidden"])
-        except ValueError as error:
-            raise Refusal(f"hidden: {error}") from None
+        hidden_BTD = self._decoded("hidden", frame.tensors["hidden"])
         return MicroBatch(
             step=StepId(seed=header["seed"], round=header["round"], step=header["step"], cluster=cluster),
             micro_batch=header["micro_batch"],
@@ -360,6 +378,12 @@ class DecoderService:
             targets=frame.targets,
             attempt=header.get("attempt", 0),
         )
+
+    def _decoded(self, name: str, wire: Tensor) -> Tensor:
+        try:
+            return self.codec.decode(wire)
+        except ValueError as error:
+            raise Refusal(f"{name}: {error}") from None
 
     def _gradient(self, gradient: Gradient, place: dict[str, int]) -> bytes:
         header = {"kind": "gradient", **place, "micro_batch": gradient.micro_batch, "loss_sum": gradient.loss_sum}

@@ -11,49 +11,49 @@ _BYTES = 32
 
 
 class Admission(NamedTuple):
-    """What a token has opened."""
+    """Stream that a token has opened."""
 
     number: int
     """Streams of the cluster before this one."""
     resume: str
-    """The token of the stream that follows this one if it is cut."""
+    """Token of the next stream, for the case that this one is cut."""
 
 
 class RoundTokens:
-    """Makes and checks tokens; whoever shares an object between threads holds a lock around every call."""
+    """Tokens of a round. Threads that share an object must hold a lock around every call."""
 
     def __init__(self) -> None:
         self.round = 0
         """The newest round that was opened."""
         self._first_tokens: dict[int, str] = {}
         self._resume: dict[int, list[str]] = {}
-        """Of each cluster with a stream: the tokens of the next one. The newest is last."""
+        """Tokens of the next stream of each cluster that has one; the newest is last."""
         self._newest: dict[int, int] = {}
         """Number of each cluster's newest stream."""
-        # A cluster without a token is compared with one that nobody has: that takes as long.
+        # Stands in for a cluster without a token, so that the comparison takes as long.
         self._nobodys = secrets.token_urlsafe(_BYTES)
 
     def open(self, round_: int, clusters: Iterable[int]) -> dict[int, str]:
-        """Return a token of each cluster for a new round; all older ones are worth nothing."""
+        """Return a token of each cluster for a new round; all older ones become invalid."""
         self.close()
         self.round = round_
         self._first_tokens = {cluster: secrets.token_urlsafe(_BYTES) for cluster in clusters}
         return dict(self._first_tokens)
 
     def close(self) -> None:
-        """End the round: its tokens are worth nothing."""
+        """End the round: its tokens become invalid."""
         self._first_tokens, self._resume, self._newest = {}, {}, {}
 
     def admit(self, cluster: int, round_: object, token: object) -> Admission:
         """Open a stream with a token.
 
-        The round's own token is used up by that. One that opens a stream again stays good until :meth:`hear`: the
-        welcome with the next one may be lost, or come when nobody waits for it any more.
+        The round's own token is valid once. A token that opens a stream again stays valid until :meth:`hear`, because
+        the welcome with the next one may be lost or come too late.
 
         Raises
         ------
         PermissionError
-            If the token is neither that nor the round's, or was used; the reason tells nothing about the right token.
+            If the token is wrong, or was used; the reason tells nothing about the right one.
         """
         resume = self._resume.get(cluster, [self._nobodys])
         matching_tokens = [good for good in resume if _is_equal(good, token)] if round_ == self.round else []

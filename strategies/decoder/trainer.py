@@ -1,10 +1,10 @@
-"""Training the decoder of one run on what the clusters send, in both sync modes.
+"""Training of a run's decoder on the clusters' micro-batches, in both sync modes.
 
 ``step``: one decoder for all clusters. A step is applied once, by Eq. (7), when every cluster that is still in
 the round has closed it. ``round``: each cluster trains its own copy, and the copies are averaged at the round's
-end. ``auto`` becomes one of them in the first round: ``step`` if all CUs are there at the same time.
+end.
 
-Two locks: the round's ``state`` guards who is where and is held for moments; ``lock`` of
+Two locks: the round's ``state`` guards the members and is held for moments; ``lock`` of
 :class:`~strategies.decoder.copies.DecoderCopies` guards torch. They nest only as ``lock`` outside ``state``.
 """
 
@@ -17,13 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from client_pipeline.partition.parts import tied_names
-from client_pipeline.runtime.decoder_update import HeadTrainer, check_tied
+from client_pipeline.runtime.stage.decoder_update import HeadTrainer, check_tied
 from strategies.decoder.copies import DecoderCopies
 from strategies.decoder.member import ClusterSummary
-from strategies.decoder.round import DecoderRound
-from strategies.decoder.seat import Seat
+from strategies.decoder.round import DecoderRound, Seat
 
-SYNC_MODES = ("auto", "step", "round")
+SYNC_MODES = ("step", "round")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,34 +37,35 @@ class RoundSummary:
 
 
 class DecoderTrainer:
-    """Trains the decoder on what the clusters send, round after round. Safe to call from many threads.
+    """Training of the decoder, round after round. Safe to call from many threads.
 
     Parameters
     ----------
     trainer : the decoder with its optimizer
-    decoder_sync : ``auto``, ``step`` or ``round``
-    join_timeout_s : how long the CUs of a round wait for each other's hello, from the first one on [s]
-    step_timeout_s : how long a CU waits for the others to close a step [s]
+    decoder_sync : ``step`` or ``round``
+    join_timeout_s : longest wait of a round's CUs for each other's hello, from the first one on [s]
+    step_timeout_s : longest wait of a CU for the others to close a step [s]
     """
 
     def __init__(
         self,
         trainer: HeadTrainer,
-        decoder_sync: str = "auto",
+        decoder_sync: str = "step",
         join_timeout_s: float = 60.0,
         step_timeout_s: float = 300.0,
     ) -> None:
-        self.join_timeout_s = join_timeout_s
-        self.step_timeout_s = step_timeout_s
+        self.join_timeout_s, self.step_timeout_s = join_timeout_s, step_timeout_s
+        self._timeouts = {"join_timeout_s": join_timeout_s, "step_timeout_s": step_timeout_s}
         self.copies = DecoderCopies(trainer)
         self._sync = _checked_mode(decoder_sync)
-        self._round = self._new_round(0, (), 1, {})
+        self.current = DecoderRound(0, (), 1, {}, sync=self._sync, **self._timeouts)
+        """The round that was opened last."""
         self._summaries: dict[int, ClusterSummary] | None = None
-        """Of a round that has ended and whose weights are still to come."""
+        """Summaries of an ended round whose weights are still to come."""
 
     @property
     def decoder_sync(self) -> str:
-        """``auto`` until it is decided: in the first round, or by :meth:`settle_sync`."""
+        """``step`` or ``round``."""
         return self._sync
 
     def settle_sync(self, mode: str) -> None:
@@ -88,7 +88,7 @@ class DecoderTrainer:
 
     @property
     def tied(self) -> dict[str, str]:
-        """Names of each matrix that both read: the decoder's own, and the embedding's own."""
+        """Names of each matrix that decoder and embedding share: the embedding's by the decoder's."""
         return tied_names(self.head)
 
     def open_round(
@@ -99,7 +99,7 @@ class DecoderTrainer:
         Parameters
         ----------
         round_ : its number
-        clusters : who may take part
+        clusters : those that may take part
         local_steps : steps of each
         tied : the round's values of the tied matrices, by the decoder's own names
 
@@ -114,44 +114,30 @@ class DecoderTrainer:
         tied = {name: value.to(torch.float32) for name, value in (tied or {}).items()}
         check_tied(self.copies.shared.tied, tied)
         with self.copies.lock:
-            if self._round.open:
+            if self.current.open:
                 raise ValueError(
-                    f"round {round_} of the decoder cannot start: round {self._round.number} is still open"
+                    f"round {round_} of the decoder cannot start: round {self.current.number} is still open"
                 )
             self.copies.hand_out()
-            self._round = self._new_round(round_, clusters, local_steps, tied)
+            self.current = DecoderRound(round_, clusters, local_steps, tied, sync=self._sync, **self._timeouts)
             self._summaries = None
 
-    def _new_round(
-        self, round_: int, clusters: Iterable[int], local_steps: int, tied: Mapping[str, Tensor]
-    ) -> DecoderRound:
-        return DecoderRound(
-            round_,
-            clusters,
-            local_steps,
-            tied,
-            sync=self._sync,
-            join_timeout_s=self.join_timeout_s,
-            step_timeout_s=self.step_timeout_s,
-        )
-
     def join(self, round_: int, cluster: int) -> Seat:
-        """Enter the round; the first round may have to wait for the sync mode.
+        """Enter the round.
 
         Raises
         ------
         Refusal
             If the cluster is not selected, is already there, or came too late.
         """
-        current = self._round
-        place = current.join(round_, cluster)
-        self._sync = place.sync
-        return Seat(place, current, self.copies)
+        current = self.current
+        with current.state:
+            return Seat(current.join(round_, cluster), current, self.copies)
 
     def rejoin(self, round_: int, cluster: int, number: int) -> Seat:
-        """Come back with another stream after one that was cut: a step that was not closed is begun anew.
+        """Enter the round again after a cut, with another stream; an unclosed step begins anew.
 
-        ``number`` is that of the stream among the cluster's.
+        ``number`` is the stream's number among those of the cluster.
 
         Raises
         ------
@@ -161,37 +147,32 @@ class DecoderTrainer:
             If the cluster has left the round in the meantime.
         """
         with self.copies.lock:
-            current = self._round
+            current = self.current
             with current.state:
-                place = current.rejoin(round_, cluster, number)
-                if not place.closed:
-                    self.copies.of(cluster, place.sync).discard(cluster)
-                return Seat(place, current, self.copies)
+                seat = Seat(current.rejoin(round_, cluster, number), current, self.copies)
+                if not seat.closed:
+                    self.copies.of(cluster, seat.sync).discard(cluster)
+                return seat
 
     def dismiss(self, round_: int, cluster: int, reason: str, number: int | None = None) -> None:
-        """Take a cluster out of the round that has no seat to leave. Never waits for the decoder.
+        """Take a cluster without a seat out of the round. Never waits for the decoder.
 
-        With ``number`` only if that is the number of its newest stream.
+        With ``number``, only if its newest stream has that number.
         """
-        self._round.dismiss(round_, cluster, reason, number)
-
-    @property
-    def current(self) -> DecoderRound:
-        """The round that was opened last."""
-        return self._round
+        self.current.dismiss(round_, cluster, reason, number)
 
     def end_round(self) -> dict[int, ClusterSummary]:
-        """Close the round: whoever is still in it is refused from now on. Returns what each cluster contributed.
+        """Close the round and return each cluster's contribution; later calls of its clusters are refused.
 
         Raises
         ------
         ValueError
             If no round is open.
         """
-        self._round.end()
-        # Only now is a step that was being taken counted.
-        with self.copies.lock, self._round.state:
-            self._summaries = {cluster: member.summary() for cluster, member in sorted(self._round.members.items())}
+        self.current.end()
+        # A step that was being taken is counted only now.
+        with self.copies.lock, self.current.state:
+            self._summaries = {cluster: member.summary() for cluster, member in sorted(self.current.members.items())}
         return self._summaries
 
     def finish_round(self, weights: Mapping[int, float] | None = None) -> RoundSummary:
@@ -210,7 +191,7 @@ class DecoderTrainer:
         clusters = self.end_round() if self._summaries is None else self._summaries
         self._summaries = None
         head = self.copies.finish(clusters, self._sync, weights)
-        return RoundSummary(round=self._round.number, decoder_sync=self._sync, head=head, clusters=clusters)
+        return RoundSummary(round=self.current.number, decoder_sync=self._sync, head=head, clusters=clusters)
 
 
 def _checked_mode(mode: str) -> str:

@@ -1,4 +1,4 @@
-"""The server's end of pulled weights: pieces of the run's own files, for nodes that lack them, before round 1."""
+"""Server end of pulled weights: pieces of the run's files for nodes that lack them, before round 1."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from pathlib import Path
 
 from client_pipeline.link.frame_limits import PULLED_BYTES
 from client_pipeline.link.frames import FrameError, decode
-from client_pipeline.partition.base_weights import BaseWeights
+from client_pipeline.weights.base_weights import BaseWeights
 from strategies.decoder.limits import HelloGuard, TooManyHellos, peer_name
 from strategies.decoder.reception import StreamContext
 from strategies.decoder.tokens import RoundTokens
 
 _REQUEST_BYTES = 4096
 _TIMES = 2
-"""How often a node may pull all files in one set-up: once, and again what a failing disk has lost."""
+"""Times that a node may pull all files in one set-up: once, and again after a disk failure."""
 _BEFORE_ROUND_1 = 0
 
 
 class WeightSource:
-    """Gives out the files of a run's frozen weights by their digests, and nothing else. Safe for several threads.
+    """Source of a run's frozen-weight files, by digest. Safe for several threads.
 
     Parameters
     ----------
-    base : the run's; None: it has none in files, and whoever asks is refused
-    hellos : counts what is asked wrongly
-    most_bytes : of a piece
+    base : the run's frozen weights; None: there are no files, and every request is refused
+    hellos : counts wrong requests
+    most_bytes : limit of a piece [byte]
     """
 
     def __init__(self, base: BaseWeights | None, hellos: HelloGuard, most_bytes: int = PULLED_BYTES) -> None:
@@ -39,7 +39,7 @@ class WeightSource:
         self._lock = threading.Lock()
         self._tokens = RoundTokens()
         self._bytes_left: dict[int, int] = {}
-        """Of each node."""
+        """Bytes that each node may still pull."""
         self._served: set[int] = set()
         """Nodes that a thread reads for."""
 
@@ -51,7 +51,7 @@ class WeightSource:
             return self._tokens.open(_BEFORE_ROUND_1, range(num_nodes))
 
     def close(self) -> None:
-        """Let nobody pull any more: the tokens are worth nothing."""
+        """End the pulls: the tokens become invalid."""
         with self._lock:
             self._tokens.close()
 
@@ -61,11 +61,11 @@ class WeightSource:
         Raises
         ------
         TooManyHellos
-            If the peer has asked too much wrongly, or the node for more than all files twice.
+            If the peer has sent too many wrong requests, or the node asks for more than all files twice.
         PermissionError
-            With a reason that tells nothing about the right token.
+            For a wrong token; the reason tells nothing about the right one.
         FrameError
-            If it asks for no file of the run's, or for bytes that the file has not, or for too many.
+            If the request names no file of the run, or bytes beyond its end, or too many bytes.
         """
         peer = peer_name(context.peer_identities(), context.peer())
         self._hellos.check(peer)
@@ -99,7 +99,7 @@ class WeightSource:
 
     @contextmanager
     def _turn_of(self, node: int, size: int) -> Iterator[None]:
-        """Read for a node one piece at a time: it takes one of the service's threads."""
+        """Allow a node one piece at a time, because each takes one of the service's threads."""
         with self._lock:
             if node in self._served:
                 raise TooManyHellos("this node pulls another piece just now; try again later")

@@ -1,8 +1,9 @@
-"""What a planner answers: plain data with status, objective, lower bound and gap."""
+"""Answer of a planner: plain data with status, objective, lower bound and gap."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -22,6 +23,8 @@ class SegmentChoice:
     the last device's energy pays no link either."""
     pipeline_s: float
     """D_n, one step of the pipeline [s]."""
+    sequence: tuple[int, ...] = ()
+    """Busy devices in pipeline order, where TEBs cost differently; empty: it follows from speeds and ``last``."""
 
     @property
     def num_segments(self) -> int:
@@ -35,6 +38,8 @@ class SegmentChoice:
         ----------
         speed : (K,), phi_k f_k [FLOP/s]
         """
+        if self.sequence:
+            return self.sequence
         busy = sorted((k for k, d in enumerate(self.delta) if d > 0), key=lambda k: (k == self.last, -speed[k], k))
         return tuple(busy)
 
@@ -53,13 +58,13 @@ class Infeasibility:
     """A constraint that cannot be met."""
 
     cluster: int | None
-    """None: the clusters together."""
+    """Cluster at fault; None: the clusters together."""
     constraint: str
     """C1 to C9, or ``eps_max``."""
     needs: float
     has: float
     remedy: str
-    """What would make it feasible, in words, with the figure (C8: the largest upload that fits)."""
+    """Change that would make it feasible, in words, with the figure (C8: the largest upload that fits)."""
 
     @property
     def reason(self) -> str:
@@ -70,6 +75,15 @@ class Infeasibility:
     def __str__(self) -> str:
         who = "the round" if self.cluster is None else f"cluster {self.cluster}"
         return f"{who}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Match:
+    """Decision for one matched cluster."""
+
+    choice: SegmentChoice
+    channel: int
+    power_w: float
 
 
 @dataclass(frozen=True)
@@ -90,8 +104,15 @@ class ClusterAnswer:
     cost: float | None = None
     """Matched: its segment and power costs; otherwise ``skip``. The latency is shared and not in it."""
 
+    @property
+    def match(self) -> Match | None:
+        """Return the decision of a cluster that trains and uploads; None for another."""
+        if not self.selected or self.choice is None or self.channel is None or self.power_w is None:
+            return None
+        return Match(self.choice, self.channel, self.power_w)
+
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the part as JSON values."""
         choice = self.choice
         return {
             "status": self.status,
@@ -101,6 +122,7 @@ class ClusterAnswer:
             "S": choice.num_segments if choice else None,
             "m": choice.m if choice else None,
             "delta": list(choice.delta) if choice else None,
+            **({"order": list(choice.sequence)} if choice and choice.sequence else {}),
             "last": choice.last if choice else None,
             "pipeline_s": choice.pipeline_s if choice else None,
             "uplink_s": self.uplink_s,
@@ -124,6 +146,13 @@ class Answer:
     """tau, Eq. (26) [s]."""
     infeasible: tuple[Infeasibility, ...] = ()
 
+    @classmethod
+    def without_plan(cls, faults: Sequence[Infeasibility], num_clusters: int) -> Answer:
+        """Return the answer to a problem without a plan, for all that is missing."""
+        at_fault = {fault.cluster for fault in faults}
+        parts = (ClusterAnswer("infeasible" if n in at_fault else "feasible", False) for n in range(num_clusters))
+        return cls("infeasible", tuple(parts), infeasible=tuple(faults))
+
     @property
     def gap(self) -> float | None:
         """(objective - lower bound) / max(|objective|, 1e-12); None without an objective or a bound."""
@@ -132,7 +161,7 @@ class Answer:
         return max(self.objective - self.lower_bound, 0.0) / max(abs(self.objective), 1e-12)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values: the answer of ``collapipe plan --json``."""
+        """Return the answer of ``collapipe plan --json`` as JSON values."""
         bounded = self.lower_bound is not None and math.isfinite(self.lower_bound)
         return {
             "status": self.status,

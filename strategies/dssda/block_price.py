@@ -21,7 +21,7 @@ from strategies.dssda.bottleneck import ROUNDING, Index
 from strategies.dssda.limits import Limits
 
 _PRICES = 12
-"""How many lambda are tried."""
+"""Values of lambda that are tried."""
 _BATCH = 2**19
 """Terms that are computed together: they fill the processor's cache, not the memory."""
 

@@ -50,7 +50,7 @@ class StageCases:
         return np.minimum(np.floor(room), self.cap).clip(0.0)
 
     def members(self, bottleneck: Array, size: Index) -> NDArray[np.bool_]:
-        """Which devices may be among the S of each case at its T, (C, K)."""
+        """Find the devices that may be among the S of each case at its T, (C, K)."""
         counts, rows = self.counts(bottleneck), np.arange(len(size))
         ranked = -np.sort(-counts, axis=1)
         smallest = ranked[rows, size - 1]

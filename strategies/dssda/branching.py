@@ -39,9 +39,9 @@ class _Interval:
     taken: Options = field(compare=False)
     """The assignment that attains the bound, under tangents."""
     at_first: bool = field(compare=False)
-    """Whether it does so at ``first``."""
+    """True if it attains the bound at ``first``."""
     prices: Array | None = field(compare=False)
-    """Of the channels in it."""
+    """Prices of the channels in it."""
 
 
 class IntervalBound(NamedTuple):
@@ -51,9 +51,9 @@ class IntervalBound(NamedTuple):
     taken: Options | None
     """The assignment that attains it, under tangents; None if prices alone make the bound high enough."""
     at_first: bool
-    """Whether it does so at the interval's first deadline."""
+    """True if it attains the bound at the interval's first deadline."""
     prices: Array | None
-    """Of the channels in that assignment."""
+    """Prices of the channels in that assignment."""
 
 
 def bound_interval(
@@ -167,7 +167,7 @@ class DeadlineSearch:
         return (self.objective - self._least_cost) / self._weight * (1 + 1e-9) + 1e-9
 
     def _middle(self, node: _Interval) -> float:
-        """Where to cut an interval."""
+        """Choose the deadline at which an interval is cut."""
         if node.first < self.deadline < node.last:
             return self.deadline
         if node.at_first:

@@ -178,20 +178,8 @@ class Options:
     def select(self, rows: Index | NDArray[np.bool_]) -> Options:
         """Some of the options, in the same order."""
         rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows  # several columns: faster than by the mask
-        return Options(
-            pair=self.pair[rows],
-            entry=self.entry[rows],
-            row=self.row[rows],
-            earliest=self.earliest[rows],
-            settled=self.settled[rows],
-            settled_cost=self.settled_cost[rows],
-            sizes=self.sizes,
-            pairs=self.pairs,
-            rent=self.rent,
-            cheapest=self.cheapest,
-            skip=self.skip,
-            num_channels=self.num_channels,
-        )
+        columns = ("pair", "entry", "row", "earliest", "settled", "settled_cost")
+        return replace(self, **{name: getattr(self, name)[rows] for name in columns})
 
     def efficiency(self, deadline: float | Array) -> Array:
         """Efficiency x of the cheapest power that meets the deadline, where one does."""
@@ -302,7 +290,7 @@ class Options:
 
     @cached_property
     def _starts(self) -> Index:
-        """Where the options of each pair that has any begin."""
+        """First place of the options of each pair that has any."""
         return np.flatnonzero(np.diff(self.pair, prepend=-1))
 
 

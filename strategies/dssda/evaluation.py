@@ -1,10 +1,10 @@
-"""What a decision costs, and which constraints it meets, whoever made it."""
+"""Costs of a decision, and the constraints that it meets, whichever planner made it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from client_pipeline.system.latency import (
     teb_time,
 )
 from client_pipeline.system.radio import Array, upload_energy, upload_time
-from strategies.dssda.answer import Answer, ClusterAnswer, SegmentChoice, Status
+from strategies.dssda.answer import Answer, ClusterAnswer, Match, SegmentChoice, Status
 from strategies.dssda.instance import Instance
 
 TOLERANCE = FIT_TOLERANCE
@@ -27,51 +27,49 @@ _TIGHT = 1e-6
 """Relative distance within which a constraint is said to bind."""
 
 
-@dataclass(frozen=True)
-class Match:
-    """What a matched cluster does."""
-
-    choice: SegmentChoice
-    channel: int
-    power_w: float
-
-
-def teb_and_link_seconds(instance: Instance, cluster: int, m: int) -> tuple[Array, Array]:
-    """Seconds of one TEB, a_k, and of one link, tau_k, for one of m micro-batches; (K,) each."""
+def teb_and_link_seconds(instance: Instance, cluster: int, m: float | Array) -> tuple[Array, Array]:
+    """Seconds of one TEB, a_k, and of one link, tau_k, for one of m micro-batches; (K,) each, or (M, K) of m (M, 1)."""
     devices = instance.device_arrays(cluster)
     teb = teb_time(instance.work(m), devices.phi, devices.f, instance.t0 + devices.t0)
     return teb, link_time(instance.link_bits(m), devices.rate, instance.lat + devices.lat)
 
 
-def pipeline_seconds(instance: Instance, cluster: int, delta: Sequence[int], m: int, last: int | None) -> float:
+def choice_loads(instance: Instance, cluster: int, choice: SegmentChoice) -> Sequence[float]:
+    """Work of each device under a choice of segments, (K,); see :meth:`Instance.loads`."""
+    devices = instance.device_arrays(cluster)
+    return instance.loads(choice.delta, choice.order(devices.phi * devices.f))
+
+
+def pipeline_seconds(instance: Instance, cluster: int, loads: Sequence[float], m: int, last: int | None) -> float:
     """D_n of a choice of segments, Eq. (15) or the flow shop, as the instance says [s].
 
     Parameters
     ----------
-    delta : (K,)
+    loads : (K,), TEBs of each device; where they cost differently, their work in costliest ones
     m : micro-batches
     last : the device that pays no link; read under ``flowshop`` alone
     """
     teb, link = teb_and_link_seconds(instance, cluster, m)
-    busy = [k for k, d in enumerate(delta) if d > 0]
+    busy = [k for k, load in enumerate(loads) if load > 0]
     if instance.latency == "eq15":
-        stages = [float(stage_time(delta[k], teb[k], link[k])) for k in busy]
+        stages = [float(stage_time(loads[k], teb[k], link[k])) for k in busy]
         return pipeline_latency_paper(stages, [float(link[k]) for k in busy], m, instance.tail)
-    stages = [float(stage_time(delta[k], teb[k], 0.0 if k == last else link[k])) for k in busy]
+    stages = [float(stage_time(loads[k], teb[k], 0.0 if k == last else link[k])) for k in busy]
     return flow_shop_latency(stages, m)
 
 
-def device_energy(instance: Instance, cluster: int, delta: Sequence[int], m: int, last: int | None) -> Array:
+def device_energy(instance: Instance, cluster: int, loads: Sequence[float], m: int, last: int | None) -> Array:
     """Joules that count against each device's budget, C9, (K,); 0 for idle ones and without a budget.
 
-    The last device sends nothing under ``flowshop``, and with ``tail_energy = "none"``.
+    The last device sends nothing under ``flowshop``, and with ``tail_energy = "none"``. ``loads`` are as in
+    :func:`pipeline_seconds`.
     """
     devices = instance.device_arrays(cluster)
     _, link = teb_and_link_seconds(instance, cluster, m)
     silent = last if instance.latency == "flowshop" or instance.tail_energy == "none" else None
-    sends = np.array([d > 0 and k != silent for k, d in enumerate(delta)])
+    sends = np.array([load > 0 and k != silent for k, load in enumerate(loads)])
     chunk = chunk_energy(
-        np.array(delta), instance.work(m), devices.phi, devices.f, devices.kappa, devices.p, np.where(sends, link, 0.0)
+        np.array(loads), instance.work(m), devices.phi, devices.f, devices.kappa, devices.p, np.where(sends, link, 0.0)
     )
     return chunk * num_chunks(instance.energy, m)
 
@@ -104,7 +102,7 @@ def _cluster_violations(instance: Instance, n: int, match: Match) -> list[str]:
         broken.append(f"C2: S = {choice.num_segments} is outside {instance.segment_range(n)}")
     if choice.m not in instance.m_set:
         broken.append(f"m_set: m = {choice.m} is not among {list(instance.m_set)}")
-    energy = device_energy(instance, n, choice.delta, choice.m, choice.last)
+    energy = device_energy(instance, n, choice_loads(instance, n, choice), choice.m, choice.last)
     for k, d in enumerate(choice.delta):
         if exceeds(d * instance.gamma0, devices.mem[k]):
             broken.append(f"C7: device {k} needs {d * instance.gamma0:.6g} byte, has {devices.mem[k]:.6g}")
@@ -124,7 +122,7 @@ def _cluster_violations(instance: Instance, n: int, match: Match) -> list[str]:
 
 
 def binding(instance: Instance, answer: Answer, cluster: int) -> list[str]:
-    """What keeps a matched cluster from doing better, in words: constraints met with equality, and the round's max.
+    """Name the constraints that a matched cluster meets with equality, and the round's max, in words.
 
     C7 and C9 bind a busy device that could not hold one TEB more.
     """
@@ -139,10 +137,11 @@ def binding(instance: Instance, answer: Answer, cluster: int) -> list[str]:
     for k, blocks in enumerate(choice.delta):
         if blocks == 0:
             continue
-        more = [d + (i == k) for i, d in enumerate(choice.delta)]
-        if exceeds(more[k] * instance.gamma0, devices.mem[k]):
+        if exceeds((blocks + 1) * instance.gamma0, devices.mem[k]):
             constraints.append(f"C7 memory of device {k}")
-        energy = device_energy(instance, cluster, more, choice.m, choice.last)
+        loads = list(choice_loads(instance, cluster, choice))
+        loads[k] += min(instance.teb_shares, default=1)
+        energy = device_energy(instance, cluster, loads, choice.m, choice.last)
         if instance.energy != "none" and exceeds(energy[k], devices.Emax[k]):
             constraints.append(f"C9 energy of device {k}")
     if part.power_w >= uplink.Pmax * (1 - _TIGHT):
@@ -153,7 +152,7 @@ def binding(instance: Instance, answer: Answer, cluster: int) -> list[str]:
 
 
 def exceeds(value: float, limit: float) -> bool:
-    """Whether a value is above its limit by more than rounding."""
+    """Return whether a value is above its limit by more than rounding."""
     return bool(value > limit + TOLERANCE * max(abs(limit), 1e-12))
 
 
@@ -165,8 +164,8 @@ def choice_cost(instance: Instance, cluster: int, choice: SegmentChoice) -> floa
 
 def round_joules(instance: Instance, cluster: int, choice: SegmentChoice) -> float:
     """Joules of a cluster's devices over the local steps, all micro-batches counted, whatever C9 counts [J]."""
-    exact = replace(instance, energy="exact")
-    return instance.steps * float(device_energy(exact, cluster, choice.delta, choice.m, choice.last).sum())
+    exact, loads = replace(instance, energy="exact"), choice_loads(instance, cluster, choice)
+    return instance.steps * float(device_energy(exact, cluster, loads, choice.m, choice.last).sum())
 
 
 def power_cost(instance: Instance, cluster: int, channel: int, power_w: float) -> float:
@@ -201,7 +200,7 @@ def score(
             answers.append(ClusterAnswer(status=status, selected=False, cost=cluster.skip))
             continue
         c = match.choice
-        pipeline_s = pipeline_seconds(instance, n, c.delta, c.m, c.last)
+        pipeline_s = pipeline_seconds(instance, n, choice_loads(instance, n, c), c.m, c.last)
         rate = float(instance.uplink_rate(n, match.power_w, match.channel))
         uplink_s = float(upload_time(instance.upload_bits(n, c.m), rate))
         cost = choice_cost(instance, n, c) + power_cost(instance, n, match.channel, match.power_w)
@@ -214,7 +213,7 @@ def score(
                 selected=True,
                 channel=match.channel,
                 power_w=match.power_w,
-                choice=SegmentChoice(c.delta, c.m, c.last, pipeline_s),
+                choice=replace(c, pipeline_s=pipeline_s),
                 uplink_s=uplink_s,
                 uplink_energy_j=float(upload_energy(cluster.up.e_bits, match.power_w, rate)),
                 cost=cost,

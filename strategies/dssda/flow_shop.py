@@ -1,7 +1,7 @@
 """Segments under the flow shop: D = sum t_k + (m - 1) max t_k, the last device without its link; exact.
 
 For a bottleneck T the least sum A(T) over the sets of S devices, their last one and their TEBs comes from a dynamic
-programme over the devices (:mod:`strategies.dssda.stage_programme`). A(T) does not rise with T. So (m - 1) T1 + A(T2)
+programme over the devices (:func:`least_sums`). A(T) does not rise with T. So (m - 1) T1 + A(T2)
 bounds every D whose bottleneck lies between T1 and T2: branch and bound over the stage times of all m at once. A(T2)
 itself is bounded by a price per TEB (:mod:`strategies.dssda.block_price`), which is so close that the programme is left
 with the few bottlenecks that may be the best.
@@ -21,7 +21,6 @@ from strategies.dssda.bottleneck import Index
 from strategies.dssda.evaluation import pipeline_seconds
 from strategies.dssda.instance import Instance
 from strategies.dssda.limits import Limits
-from strategies.dssda.stage_programme import least_segments, least_sums
 
 _FIRST_CUTS = 8
 """Intervals into which the stage times of each m are cut first."""
@@ -63,7 +62,7 @@ class _Intervals:
     least_sum: Array
     """Below A of the later one, for each S, (I, S)."""
     decided: NDArray[np.bool_]
-    """Where it is A itself."""
+    """True where ``least_sum`` is A itself."""
 
     def at(self, rows: Index | NDArray[np.bool_]) -> _Intervals:
         return _Intervals(self.row[rows], self.after[rows], self.upto[rows], self.least_sum[rows], self.decided[rows])
@@ -131,7 +130,7 @@ class _Search:
         return StageSums.of(self._limits, row, self._times[row, place], self._num_blocks)
 
     def _open(self, intervals: _Intervals) -> NDArray[np.bool_]:
-        """Where a bottleneck of the interval may still lead to a D below the best."""
+        """Find the intervals with a bottleneck that may still lead to a D below the best."""
         least_time = self._times[intervals.row, intervals.after + 1]
         bound = intervals.least_sum + (self._rounds[intervals.row] * least_time)[:, None]
         alone = intervals.upto - intervals.after == 1
@@ -163,3 +162,52 @@ class _Search:
             self._best[i] = seconds[best, i]
             self.best_places[self._sizes[i]] = int(row[best]), float(bottleneck[best])
         return _Intervals(intervals.row, intervals.after, intervals.upto, least_sum, decided)
+
+
+def least_sums(sums: StageSums, max_size: int) -> Array:
+    """A(T) for S = 1 to ``max_size``, (P, S); inf where no S devices hold the L TEBs."""
+    return np.asarray(_states(sums, max_size)[-1][:, 1, 1:, -1])
+
+
+def least_segments(sums: StageSums, size: int) -> tuple[list[int], int]:
+    """TEBs of each device and the last device, for the least sum of S segments at a single pair of m and T."""
+    states = _states(sums, size)
+    teb, link, middle, end = sums.teb_s[0], sums.link_s[0], sums.middle[0], sums.end[0]
+    delta, last = [0] * len(teb), -1
+    num_chosen, blocks = 1, sums.num_blocks
+    for k in range(len(teb) - 1, -1, -1):
+        value, previous_state = states[k + 1][0, num_chosen, size, blocks], states[k][0]
+        if previous_state[num_chosen, size, blocks] == value:
+            continue
+        options = [(count, False) for count in range(1, min(int(middle[k]), blocks) + 1)]
+        options += [(count, True) for count in range(1, min(int(end[k]), blocks) + 1) if num_chosen]
+        for count, ends in options:
+            cost = count * teb[k] + (0.0 if ends else link[k])
+            if previous_state[0 if ends else num_chosen, size - 1, blocks - count] + cost == value:
+                delta[k], size, blocks = count, size - 1, blocks - count
+                if ends:
+                    last, num_chosen = k, 0
+                break
+    return delta, last
+
+
+def _states(sums: StageSums, max_size: int) -> list[Array]:
+    """Least sums after each device, (P, last chosen or not, S + 1, L + 1) each."""
+    middle, end, num_blocks = sums.middle, sums.end, sums.num_blocks
+    state = np.full((len(middle), 2, max_size + 1, num_blocks + 1), np.inf)
+    state[:, 0, 0, 0] = 0.0
+    states = [state]
+    for k in range(middle.shape[1]):
+        next_state = state.copy()
+        chosen = min(k + 1, max_size)  # of the devices so far
+        for blocks in range(1, int(max(middle[:, k].max(), end[:, k].max())) + 1):
+            seconds = blocks * sums.teb_s[:, k]
+            source = state[:, :, :chosen, : num_blocks + 1 - blocks]
+            target = next_state[:, :, 1 : chosen + 1, blocks:]
+            inner = np.where(middle[:, k] >= blocks, seconds + sums.link_s[:, k], np.inf)
+            np.minimum(target, source + inner[:, None, None, None], out=target)
+            outer = np.where(end[:, k] >= blocks, seconds, np.inf)
+            np.minimum(target[:, 1], source[:, 0] + outer[:, None, None], out=target[:, 1])
+        state = next_state
+        states.append(state)
+    return states

@@ -6,17 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import Literal
 
 import numpy as np
 
-from client_pipeline.system.device_memory import TebMemory
-from client_pipeline.system.energy import EnergyMode, TailEnergy
-from client_pipeline.system.latency import Scaling, Tail, micro_batch_work
-from client_pipeline.system.radio import Array, distortion_paper, distortion_sinr, shannon_rate
-
-Latency = Literal["eq15", "flowshop"]
-DistortionMode = Literal["paper", "sinr"]
+from client_pipeline.system.latency import micro_batch_work
+from client_pipeline.system.radio import Array, DistortionForm, distortion_paper, distortion_sinr, shannon_rate
+from client_pipeline.system.step_costs import PlanForms, StepCosts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +44,7 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class Uplink:
-    """What a control unit sends to the server in a round."""
+    """Upload of a control unit to the server in a round."""
 
     t_bits: float
     """D_t: bits that count for the upload time, Eq. (11), beside the instance's ``z_enc_bits``."""
@@ -59,7 +54,7 @@ class Uplink:
     """C6 [W]."""
     Emax: float
     """C8 [J]."""
-    eps_mode: DistortionMode
+    eps_mode: DistortionForm
     """``paper``: C / (p h + I), Eq. (25); ``sinr``: C / (1 + SINR)."""
     C: float
     """Scale of the distortion."""
@@ -98,7 +93,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Instance:
+class Instance(StepCosts, PlanForms):
     """The problem of one round.
 
     Minimise V max_n (steps D_n + t_up,n) + sum of the matched clusters' segment and power costs and joules times wJ +
@@ -113,53 +108,20 @@ class Instance:
     """Allowed numbers of micro-batches, ascending."""
     S_min: int
     S_max: int | None
-    """None: K."""
+    """Most segments; None: K."""
     V: float
     """Weight of the latency against the queues [1/s]."""
     steps: int
     """Local steps of a round."""
     wJ: float = 0.0  # noqa: N815
     """Price of a joule of the devices and uploads of the round's clusters [1/J]; ours."""
-    latency: Latency
-    tail: Tail
-    """eq15 alone: ``last`` subtracts the largest link time among the selected devices."""
-    energy: EnergyMode
-    tail_energy: TailEnergy = "link"
-    """Whether C9 charges the last device of a pipeline for a link, as printed, under ``eq15`` too."""
-    o_f: float
-    """Forward FLOP of one TEB for one sample."""
-    o_b: float
-    """Backward FLOP of one TEB: for one micro-batch, or for one sample."""
-    o_b_scaling: Scaling
-    t0: float
-    """Seconds of one TEB for one micro-batch beside its FLOP."""
-    z_bits: float
-    """Activations on a link [bit]: of a micro-batch, or of a sample."""
-    g_bits: float
-    """Their gradient, likewise."""
-    act_scaling: Scaling
     z_enc_bits: float = 0.0
     """z_enc: activations that go up from a micro-batch, or a sample, in every step, Eq. (11) [bit]."""
-    lat: float
-    """Seconds of one micro-batch on a link beside its bits."""
-    downlink_rate: float = 0.0
-    """Of each control unit's downlink [bit/s]; 0: it takes no time. The event simulator alone reads it; ours."""
-    decoder_s: float = 0.0
-    """Seconds of the decoder for a micro-batch, or a sample, as ``act_scaling`` says; likewise."""
-    weight_share: float = 0.5
-    """Part of o_b that makes weight gradients: a schedule may put it off. The event simulator alone reads it; ours."""
-    attention_share: float = 0.1
-    """Part of o_f and o_b that grows along a sequence, for token slices; likewise."""
     gamma0: float
     """gamma_0: memory of one TEB on a device [byte]."""
     gamma_act: float = 0.0
     """Part of gamma_0 that is activations of a whole batch, as GPipe keeps them [byte]; other schedules keep less;
     ours."""
-    kept_keys_share: float = 0.12
-    """Part of gamma_act that is keys and values, of which token slices keep more; ours."""
-    memory: TebMemory | None = None
-    """What gamma_0 and gamma_act are made of, where costs are of a model; of a device's memory what it needs beside its
-    TEBs is then taken off, as a plan of one micro-batch needs it. Instance files leave it out; ours."""
     N0: float
     """Noise power spectral density [W/Hz]."""
     band_hz: float | None = None
@@ -189,11 +151,27 @@ class Instance:
             largest = min(largest, self.S_max)
         return range(max(self.S_min, 1), largest + 1)
 
-    def work(self, m: int | Array) -> Array:
+    def work(self, m: float | Array) -> Array:
         """FLOP of one TEB for one micro-batch when the batch is cut into m, of m's shape."""
         return micro_batch_work(self.o_f, self.o_b, self.b / np.asarray(m, dtype=np.float64), self.o_b_scaling)
 
-    def link_bits(self, m: int | Array) -> Array:
+    def loads(self, delta: Sequence[int], order: Sequence[int]) -> Sequence[float]:
+        """Return the work of each device, (K,), in TEBs of o_f and o_b.
+
+        Parameters
+        ----------
+        delta : (K,), TEBs of each device
+        order : busy devices in pipeline order
+        """
+        if not self.teb_shares:
+            return delta
+        loads, first = [0.0] * len(delta), 0
+        for k in order:
+            loads[k] = sum(self.teb_shares[first : first + delta[k]])
+            first += delta[k]
+        return loads
+
+    def link_bits(self, m: float | Array) -> Array:
         """Bits z + g of one micro-batch [bit], of m's shape."""
         samples = self.b / np.asarray(m, dtype=np.float64)
         per_unit = self.z_bits + self.g_bits
@@ -211,17 +189,17 @@ class Instance:
 
     @property
     def m_decides_upload(self) -> bool:
-        """Whether the bits of an upload depend on the number of micro-batches."""
+        """True if the bits of an upload depend on the number of micro-batches."""
         return self.z_enc_bits > 0 and self.act_scaling == "microbatch"
 
     @property
     def recomputes(self) -> bool:
-        """Whether devices compute activations again: how much they keep then depends on m under every schedule."""
+        """True if devices compute activations again: their memory then depends on m under every schedule."""
         return self.memory is not None and self.memory.recompute
 
     @property
     def names_last(self) -> bool:
-        """Whether it matters which device is the last one of a pipeline."""
+        """True if it matters which device is the last one of a pipeline."""
         return self.latency == "flowshop" or self.tail_energy == "none"
 
     def device_arrays(self, cluster: int) -> DeviceArrays:
@@ -232,7 +210,7 @@ class Instance:
 
     @cached_property
     def _device_arrays(self) -> dict[int, DeviceArrays]:
-        """Of the clusters that were asked for: an instance that is another's copy but for a form is asked for one."""
+        """Columns of the clusters that were asked for so far; a copy of an instance begins without any."""
         return {}
 
     def uplink_rate(self, cluster: int, power_w: float | Array, channel: int | None = None) -> Array:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
+from client_pipeline.documents import json_value
+from client_pipeline.near_names import did_you_mean
 from client_pipeline.system.energy import EnergyMode, TailEnergy
-from client_pipeline.system.latency import Scaling, Tail
-from strategies.dssda.instance import Cluster, Device, DistortionMode, Instance, Latency, Uplink
+from client_pipeline.system.latency import LatencyForm, Scaling, Tail
+from client_pipeline.system.radio import DistortionForm
+from client_pipeline.system.scenario_table import MOST_COUNT
+from strategies.dssda.instance import Cluster, Device, Instance, Uplink
 
 INSTANCE_FORMAT = "collapipe-instance/1"
+_MOST = 1_000_000
+"""Most examples, micro-batches, steps and segments."""
 
 
 def read_instance(text: str, location: str) -> Instance:
@@ -24,7 +28,7 @@ def read_instance(text: str, location: str) -> Instance:
         Naming the file and the key at fault.
     """
     try:
-        raw = json.loads(text)
+        raw = json_value(text)
     except ValueError as error:
         raise ValueError(f"{location}: expected JSON, {error}") from error
     return parse_instance(raw, location)
@@ -40,13 +44,15 @@ def parse_instance(raw: Any, location: str) -> Instance:
     top = _Table(raw, location, _TOP, _OPTIONAL_TOP)
     if raw["format"] != INSTANCE_FORMAT:
         raise ValueError(f"{location}: format: expected {INSTANCE_FORMAT!r}, found {raw['format']!r}")
-    optional_work = {"t0", "weight_share", "attention_share"}
+    optional_work = {"t0", "weight_share", "attention_share", "teb_shares"}
     work = _Table(raw["work"], f"{location}: work", {"o_f", "o_b", "o_b_scaling", *optional_work}, optional_work)
     optional_act = {"lat", "z_enc_bits", "downlink_rate", "decoder_s"}
     act = _Table(raw["act"], f"{location}: act", {"z_bits", "g_bits", "scaling"} | optional_act, optional_act)
     m_set = raw["m_set"]
     if not isinstance(m_set, list) or not m_set or not all(_is_count(m) for m in m_set):
         raise ValueError(f"{location}: m_set: expected a list of integers of at least 1, found {m_set!r}")
+    if max(m_set) > _MOST:
+        raise ValueError(f"{location}: m_set: expected at most {_MOST:,}, found {max(m_set)}")
     s_max = top.get("S_max")
     clusters = raw["clusters"]
     if not isinstance(clusters, list) or not clusters:
@@ -76,12 +82,13 @@ def parse_instance(raw: Any, location: str) -> Instance:
         V=top.number("V"),
         steps=top.count("steps") if "steps" in raw else 1,
         wJ=top.number("wJ") if "wJ" in raw else 0.0,
-        latency=top.choice("latency", get_args(Latency)),
+        latency=top.choice("latency", get_args(LatencyForm)),
         tail=top.choice("tail", get_args(Tail)) if "tail" in raw else "none",
         energy=top.choice("energy", get_args(EnergyMode)),
         tail_energy=top.choice("tail_energy", get_args(TailEnergy)) if "tail_energy" in raw else "link",
         o_f=work.number("o_f", positive=True),
         o_b=work.number("o_b"),
+        teb_shares=_teb_shares(raw["work"], top.count("L"), location),
         o_b_scaling=work.choice("o_b_scaling", get_args(Scaling)),
         t0=work.number("t0") if "t0" in raw["work"] else 0.0,
         z_bits=act.number("z_bits"),
@@ -100,6 +107,23 @@ def parse_instance(raw: Any, location: str) -> Instance:
     )
 
 
+def _teb_shares(work: Mapping[str, Any], num_blocks: int, location: str) -> tuple[float, ...]:
+    if (shares := work.get("teb_shares")) is None:
+        return ()
+    if not isinstance(shares, list) or len(shares) != num_blocks:
+        raise ValueError(
+            f"{location}: work: teb_shares: expected a list of {num_blocks} shares, one for each of the L TEBs, "
+            f"found {shares!r}"
+        )
+    numbers = tuple(_number(share, f"{location}: work: teb_shares[{i}]", True, False) for i, share in enumerate(shares))
+    if max(numbers) > 1:
+        raise ValueError(
+            f"{location}: work: teb_shares: expected shares of the costliest TEB's o_f and o_b, at most 1, found "
+            f"{max(numbers):g}"
+        )
+    return numbers if len(set(numbers)) > 1 or numbers[0] != 1 else ()
+
+
 def _parse_cluster(raw: Any, location: str) -> Cluster:
     weights = {"wS", "wS2", "wP", "wE", "wG", "skip"}
     table = _Table(raw, location, weights | {"devices", "up", "h", "I", "B"}, weights)
@@ -116,7 +140,7 @@ def _parse_cluster(raw: Any, location: str) -> Cluster:
             e_bits=uplink.number("e_bits"),
             Pmax=uplink.number("Pmax", positive=True),
             Emax=uplink.number("Emax"),
-            eps_mode=uplink.choice("eps_mode", get_args(DistortionMode)),
+            eps_mode=uplink.choice("eps_mode", get_args(DistortionForm)),
             C=uplink.number("C"),
             eps_max=None if uplink.get("eps_max") is None else uplink.number("eps_max", positive=True),
         ),
@@ -142,9 +166,8 @@ class _Table:
             raise ValueError(f"{location}: expected an object, found {raw!r}")
         for key in raw:
             if key not in keys:
-                near = difflib.get_close_matches(str(key), keys, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(sorted(keys))}"
-                raise ValueError(f"{location}: unknown key {key!r}; {hint}")
+                hint = did_you_mean(key, sorted(keys)) or f"; expected {', '.join(sorted(keys))}"
+                raise ValueError(f"{location}: unknown key {key!r}{hint}")
         if missing := sorted(keys - optional - raw.keys()):
             raise ValueError(f"{location}: missing key {missing[0]!r}")
         self._raw, self._location = raw, location
@@ -167,9 +190,11 @@ class _Table:
         return tuple(_number(v, f"{self._location}: {key}[{j}]", positive, False) for j, v in enumerate(values))
 
     def count(self, key: str) -> int:
-        value = self._raw[key]
+        value, most = self._raw[key], MOST_COUNT if key == "L" else _MOST
         if not _is_count(value):
             raise ValueError(f"{self._location}: {key}: expected an integer of at least 1, found {value!r}")
+        if value > most:
+            raise ValueError(f"{self._location}: {key}: expected at most {most:,}, found {value!r}")
         return int(value)
 
     def choice(self, key: str, names: Sequence[str]) -> Any:
@@ -191,45 +216,3 @@ def _number(value: Any, location: str, positive: bool, any_sign: bool) -> float:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def instance_to_dict(instance: Instance) -> dict[str, Any]:
-    """The instance as JSON values, as :func:`parse_instance` reads them."""
-    top = {
-        name: getattr(instance, name)
-        for name in ("L", "b", "S_min", "S_max", "V", "steps", "latency", "tail", "energy", "gamma0", "N0")
-    }
-    return {
-        "format": INSTANCE_FORMAT,
-        **top,
-        "tail_energy": instance.tail_energy,
-        "wJ": instance.wJ,
-        "band_hz": instance.band_hz,
-        "gamma_act": instance.gamma_act,
-        "kept_keys_share": instance.kept_keys_share,
-        "m_set": list(instance.m_set),
-        "work": {
-            name: getattr(instance, name)
-            for name in ("o_f", "o_b", "o_b_scaling", "t0", "weight_share", "attention_share")
-        },
-        "act": {
-            "z_bits": instance.z_bits,
-            "g_bits": instance.g_bits,
-            "scaling": instance.act_scaling,
-            "lat": instance.lat,
-            "downlink_rate": instance.downlink_rate,
-            "decoder_s": instance.decoder_s,
-            "z_enc_bits": instance.z_enc_bits,
-        },
-        "clusters": [
-            {
-                **{name: getattr(c, name) for name in ("wS", "wS2", "wP", "wE", "wG", "skip")},
-                "devices": [{k: v for k, v in vars(d).items() if v or k not in ("t0", "lat")} for d in c.devices],
-                "up": dict(vars(c.up)),
-                "h": list(c.h),
-                "I": list(c.I),
-                "B": list(c.B),
-            }
-            for c in instance.clusters
-        ],
-    }

@@ -38,7 +38,7 @@ class DividedBand(NamedTuple):
 
 
 def delay_alone(instance: Instance) -> bool:
-    """Whether nothing but the round's latency costs, so that every second and no hertz has a price."""
+    """Return whether the round's latency alone costs: every second has a price, and no hertz."""
     free = all(c.wS == c.wS2 == c.wP == c.wE == c.wG == 0.0 and c.up.eps_max is None for c in instance.clusters)
     everyone = instance.num_clusters <= instance.num_channels or len({c.skip for c in instance.clusters}) == 1
     return free and everyone and instance.wJ == 0.0 and instance.V > 0

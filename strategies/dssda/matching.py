@@ -1,4 +1,4 @@
-"""Which cluster gets which channel: the assignment problem of Algorithm 2, exact."""
+"""Channels of the clusters: the assignment problem of Algorithm 2, exact."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from strategies.dssda.answer import Answer, ClusterAnswer, Infeasibility
+from strategies.dssda.answer import Answer, Infeasibility, Match
 from strategies.dssda.branching import DeadlineSearch
 from strategies.dssda.deadline import Options
-from strategies.dssda.evaluation import Match, score
+from strategies.dssda.evaluation import score
 from strategies.dssda.instance import Instance
 from strategies.dssda.matching import most_matched
 from strategies.dssda.power import Uplinks, uplink_infeasibility
@@ -43,12 +43,7 @@ def plan_round(instance: Instance, *, tolerance: float = 1e-6, tables: Sequence[
         return plan_split_band(instance, [table.offered for table in tables], plan, tolerance)
     uplinks = Uplinks.of(instance)
     if faults := _infeasibilities(instance, tables, uplinks):
-        at_fault = {fault.cluster for fault in faults}
-        clusters = tuple(
-            ClusterAnswer(status="infeasible" if n in at_fault else "feasible", selected=False)
-            for n in range(instance.num_clusters)
-        )
-        return Answer("infeasible", clusters, infeasible=faults)
+        return Answer.without_plan(faults, instance.num_clusters)
     search = DeadlineSearch(instance.V, tolerance)
     search.run(Options.of(instance, [table.offered for table in tables], uplinks))
     taken = search.taken

@@ -1,4 +1,4 @@
-"""A control unit's transmit power: allowed interval, cheapest power, least power for a deadline; exact.
+"""A control unit's transmit power: allowed interval, and cheapest power; exact.
 
 All of it is written in x = ln(1 + SINR), the spectral efficiency [nat/s/Hz], because every quantity has a closed
 form in it, with SINR = p h / (I + B N0) = expm1(x)::
@@ -33,7 +33,7 @@ from strategies.dssda.answer import Infeasibility
 from strategies.dssda.instance import Instance
 
 LEAST_SHARE = 1e-30
-"""Of Pmax: the least power of a control unit that has something to send. At 0 the upload would never end."""
+"""Least power of a control unit that has something to send, as a share of Pmax. At 0 its upload never ends."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Uplinks:
 
     @property
     def feasible(self) -> NDArray[np.bool_]:
-        """Where some power meets C6, C8 and eps_max."""
+        """True where some power meets C6, C8 and eps_max."""
         return np.asarray(self.low <= self.high)
 
     def seconds(self, x: Array) -> Array:
@@ -296,53 +296,14 @@ def uplink_of(instance: Instance, cluster: int, channel: int, m: int | None = No
 
 def power_interval(instance: Instance, cluster: int, channel: int) -> tuple[float, float] | Infeasibility:
     """Powers that C6, C8 and eps_max allow a cluster on a channel [W], or what cannot be met."""
-    uplink = Uplinks.of(instance).select(cluster, channel)
+    uplink = uplink_of(instance, cluster, channel)
     if not uplink.feasible:
         return _infeasibility(instance, uplink, cluster)
     return float(uplink.power(uplink.low)), float(uplink.power(uplink.high))
 
 
-def least_power_for_time(
-    instance: Instance, cluster: int, channel: int, seconds: float, *, m: int | None = None
-) -> float:
-    """Least power that uploads within a time: (2^(D_t / (B t)) - 1) (I + B N0) / h [W].
-
-    Parameters
-    ----------
-    m : see :func:`uplink_of`
-
-    Returns
-    -------
-    inf where Pmax, C8 or eps_max leave no such power. An upload without bits takes no time at any power.
-    """
-    uplink = uplink_of(instance, cluster, channel, m)
-    x = max(float(uplink.efficiency(np.asarray(seconds))), float(uplink.low))
-    return float(uplink.power(np.asarray(x))) if x <= float(uplink.high) else np.inf
-
-
-def cheapest_power(
-    instance: Instance, cluster: int, channel: int, *, latency_weight: float = 0.0, m: int | None = None
-) -> float | Infeasibility:
-    """Power of least latency_weight t_up + wP p + wE E_up + wG eps under C6, C8 and eps_max [W].
-
-    With ``latency_weight`` V it is the paper's power problem, of which :mod:`strategies.dssda.sca` finds a stationary
-    point; this is the global optimum. For many pairs at once use :class:`Uplinks`.
-
-    Parameters
-    ----------
-    latency_weight : cost of a second of upload time [1/s]
-    m : see :func:`uplink_of`
-    """
-    uplink = uplink_of(instance, cluster, channel, m)
-    return (
-        float(uplink.power(uplink.cheapest(latency_weight)))
-        if uplink.feasible
-        else _infeasibility(instance, uplink, cluster)
-    )
-
-
 def uplink_infeasibility(instance: Instance, uplinks: Uplinks, cluster: int) -> Infeasibility | None:
-    """Why a cluster can use no channel at all, told for the channel that comes nearest; None if it can use one.
+    """Find why a cluster can use no channel, for the channel that comes nearest; None if it can use one.
 
     Parameters
     ----------

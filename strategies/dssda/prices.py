@@ -63,7 +63,9 @@ def price_bound(costs: Array, skip: Array, prices: Array) -> float:
     paid = np.min(table - prices[:, None], axis=0)
     if table.shape[0] < table.shape[1]:
         paid = np.minimum(paid, 0.0)
-    return float(prices.sum() + paid.sum() + _paid_anyway(costs, skip))
+    num_clusters, num_channels = costs.shape
+    paid_anyway = float(skip.sum() - num_channels * np.median(skip)) if num_clusters > num_channels else 0.0
+    return float(prices.sum() + paid.sum() + paid_anyway)
 
 
 def match_at_prices(costs: Array, skip: Array, prices: Array | None) -> PricedMatching | None:
@@ -90,7 +92,11 @@ def match_at_prices(costs: Array, skip: Array, prices: Array | None) -> PricedMa
             return None
         optimum = column, _row_prices(table, column)
     column, prices = optimum
-    taken = column if len(costs) <= costs.shape[1] else _inverse(column, len(costs))
+    taken = column
+    if len(costs) > costs.shape[1]:
+        # Clusters are the columns: the channel of each, -1 for one without.
+        taken = np.full(len(costs), -1, dtype=np.intp)
+        taken[column] = np.arange(len(column))
     paid, matched = skip.copy(), np.flatnonzero(taken >= 0)
     paid[matched] = costs[matched, taken[matched]]
     matching = Matching(tuple(None if j < 0 else j for j in taken.tolist()), float(paid.sum()))
@@ -106,21 +112,6 @@ def _rows_that_take_a_column(costs: Array, skip: Array) -> Array | None:
     if np.max(np.abs(savings)) > _DROWNED * _largest(costs):
         return None
     return np.ascontiguousarray((costs - savings[:, None]).T)
-
-
-def _paid_anyway(costs: Array, skip: Array) -> float:
-    """Cost of a round beside its w."""
-    num_clusters, num_channels = costs.shape
-    if num_clusters <= num_channels:
-        return 0.0
-    return float(skip.sum() - num_channels * np.median(skip))
-
-
-def _inverse(column: Index, count: int) -> Index:
-    """Row that takes each of the columns; -1 for an idle one."""
-    row = np.full(count, -1, dtype=np.intp)
-    row[column] = np.arange(len(column))
-    return row
 
 
 def _largest(table: Array) -> float:

@@ -49,7 +49,7 @@ class Queues:
         return Queues(virtual, np.maximum(self.energy + upload_energy_j - mean_energy_j, 0.0))
 
     def to_dict(self) -> dict[str, list[float]]:
-        """As JSON values; floats survive exactly."""
+        """Return the backlogs as JSON values; floats survive exactly."""
         return {"virtual": self.virtual.tolist(), "energy": self.energy.tolist()}
 
     @classmethod

@@ -9,6 +9,7 @@ import numpy as np
 from client_pipeline.system.channels import NetworkState
 from client_pipeline.system.radio import Array, distortion_paper, distortion_sinr
 from client_pipeline.system.scenario import Scenario
+from client_pipeline.system.step_costs import PlanForms, StepCosts, shared_fields
 from strategies.dssda.answer import Answer
 from strategies.dssda.convergence import BoundParameters, gamma, gamma_unmatched
 from strategies.dssda.instance import Cluster, Device, Instance, Uplink
@@ -45,27 +46,11 @@ def round_instance(scenario: Scenario, network: NetworkState, queues: Queues, *,
         V=settings.v,
         steps=settings.local_steps * settings.gradient_accumulation,
         wJ=settings.energy_price,
-        latency=settings.latency,
-        tail=settings.tail,
-        energy=settings.energy,
-        tail_energy=settings.tail_energy,
-        o_f=costs.o_f,
-        o_b=costs.o_b,
-        o_b_scaling=costs.o_b_scaling,
-        t0=costs.t0,
-        z_bits=costs.z_bits,
-        g_bits=costs.g_bits,
-        act_scaling=costs.act_scaling,
+        **shared_fields(PlanForms, settings),
+        **shared_fields(StepCosts, costs),
         z_enc_bits=costs.upload_activation_bits,
-        lat=costs.lat,
-        downlink_rate=costs.downlink_rate,
-        decoder_s=costs.decoder_s,
-        weight_share=costs.weight_share,
-        attention_share=costs.attention_share,
         gamma0=costs.block_memory,
         gamma_act=costs.activation_memory,
-        kept_keys_share=costs.kept_keys_share,
-        memory=costs.memory,
         N0=scenario.noise_psd,
         band_hz=band_hz,
         clusters=tuple(_cluster(scenario, network, weights, n) for n in range(scenario.num_clusters)),
@@ -75,12 +60,7 @@ def round_instance(scenario: Scenario, network: NetworkState, queues: Queues, *,
 def _cluster(scenario: Scenario, network: NetworkState, weights: DriftWeights, n: int) -> Cluster:
     uplink, costs, settings = scenario.uplinks[n], scenario.costs, scenario.planner
     return Cluster(
-        wS=float(weights.wS[n]),
-        wS2=float(weights.wS2[n]),
-        wP=float(weights.wP[n]),
-        wE=float(weights.wE[n]),
-        wG=float(weights.wG[n]),
-        skip=float(weights.skip[n]),
+        **{name: float(column[n]) for name, column in weights._asdict().items()},
         devices=tuple(
             Device(
                 phi=d.flop_per_cycle,
@@ -134,7 +114,7 @@ def round_bound(scenario: Scenario, network: NetworkState, instance: Instance, a
     parameters = bound_parameters(scenario)
     bound = np.array(gamma_unmatched(silent_distortion(scenario, network), parameters), dtype=np.float64)
     for n, part in enumerate(answer.clusters):
-        if part.selected and part.choice is not None and part.channel is not None and part.power_w is not None:
-            distortion = instance.distortion(n, part.power_w, part.channel)
-            bound[n] = gamma(part.choice.num_segments, instance.L, distortion, parameters)
+        if (match := part.match) is not None:
+            distortion = instance.distortion(n, match.power_w, match.channel)
+            bound[n] = gamma(match.choice.num_segments, instance.L, distortion, parameters)
     return bound

@@ -10,26 +10,26 @@ import numpy as np
 from client_pipeline.system.energy import num_chunks
 from client_pipeline.system.radio import Array
 from strategies.dssda.answer import Answer, ClusterAnswer, Infeasibility, SegmentChoice
-from strategies.dssda.closed_form_segments import closed_form_choices
+from strategies.dssda.closed_form_segments import choices_with_last, closed_form_choices
 from strategies.dssda.evaluation import choice_cost
 from strategies.dssda.flow_shop import flow_shop_choices
 from strategies.dssda.instance import Instance
-from strategies.dssda.last_device import choices_with_last
 from strategies.dssda.limits import Limits
 from strategies.dssda.priced_choices import priced_choices
+from strategies.dssda.unequal_tebs import unequal_choices
 
 
 @dataclass(frozen=True)
 class SegmentTable:
-    """What a cluster can choose from."""
+    """Choices of a cluster."""
 
     choices: Mapping[int, SegmentChoice]
     """By S: the segments of least pipeline time. An S that takes as long as a smaller one, and costs no less, may be
     absent."""
     infeasible: Infeasibility | None
-    """Why there is none."""
+    """Constraint that leaves no choice."""
     more: tuple[SegmentChoice, ...] = ()
-    """Where more than D and S decides, because the upload depends on m or joules have a price: all that may be best."""
+    """All choices that may be best where the upload depends on m or joules have a price; else empty."""
 
     @property
     def offered(self) -> Sequence[SegmentChoice]:
@@ -91,6 +91,8 @@ def _tables(instance: Instance, clusters: list[int] | range) -> list[SegmentTabl
 
 def _choices(instance: Instance, limits: Sequence[Limits]) -> list[dict[int, SegmentChoice]]:
     """The choices by S of several clusters."""
+    if instance.teb_shares:
+        return [unequal_choices(instance, limit) for limit in limits]
     if instance.latency != "eq15":
         return [flow_shop_choices(instance, limit) for limit in limits]
     return choices_with_last(instance, limits) if instance.names_last else closed_form_choices(instance, limits)

@@ -1,1 +1,1 @@
-"""What devices, links and uploads really take, estimated from what the control units report of each round."""
+"""Times of devices, links and uploads, estimated from the control units' reports of each round."""

@@ -7,7 +7,7 @@ part, and a trend that follows the deviations (Holt 1957). A round's observation
 left of their noise is relative, and learned from the differences of successive rounds, which a drift hardly touches.
 
 A round that lies more than :data:`CLIP` standard deviations off is an outlier: it is counted, not believed. Two sums of
-the normalised deviations, one upwards and one downwards (CUSUM, Page 1954), say when it is no outlier any more::
+the normalised deviations, one upwards and one downwards (CUSUM, Page 1954), tell a change from an outlier::
 
     up <- max(up + min(z, CLIP) - SLACK, 0)        change where up > LIMIT
 
@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 CLIP, SLACK, LIMIT = 4.0, 1.0, 5.0
-"""Deviations that one round counts at most; that are no news; and whose sum is a change."""
+"""Limits in deviations: the most that one round counts, the part that is ignored, the sum that marks a change."""
 FIRST_NOISE, LEAST_NOISE, MOST_NOISE = 0.05, 0.003, 0.5
 """Relative standard deviation of a round's observation: before any, and its bounds."""
 _LEARNING = 0.05
@@ -48,23 +48,23 @@ Observation = tuple[float, float, float]
 
 
 class Change(NamedTuple):
-    """A time that is another than before."""
+    """Change of a time."""
 
     round: int
     factor: float
-    """By which it has become longer."""
+    """Factor by which the time has become longer."""
     rounds: int
-    """That it took to notice."""
+    """Rounds until the change was noticed."""
 
 
 class AffineTime:
-    """One time, as far as it is known.
+    """Estimate of one time.
 
     Parameters
     ----------
-    fixed_s, sample_s : seconds beside the samples, and of each sample; what is believed before any observation
+    fixed_s, sample_s : time beside the samples, and of each sample, as believed before any observation [s]
     spread : relative standard deviation of that belief
-    split : of the split between the two
+    split : relative standard deviation of the split between the two
     """
 
     def __init__(self, fixed_s: float, sample_s: float, *, spread: float = 1.0, split: float = 0.5) -> None:
@@ -101,15 +101,15 @@ class AffineTime:
         return time
 
     def seconds(self, samples: float) -> float:
-        """Expected time [s]."""
+        """Return the expected time [s]."""
         return max(self.fixed_s + samples * self.sample_s, _TINY)
 
     def deviation(self, samples: float) -> float:
-        """Relative standard deviation of that expectation."""
+        """Return the relative standard deviation of the expected time."""
         return math.sqrt(max(self._variance(samples), 0.0)) / self.seconds(samples)
 
     def scale(self, factor: float) -> None:
-        """Take both numbers, and how uncertain they are, times a factor."""
+        """Multiply both numbers, and their deviations, by a factor."""
         self.fixed_s, self.sample_s = self.fixed_s * factor, self.sample_s * factor
         self._cov = [v * factor**2 for v in self._cov]
 
@@ -123,7 +123,7 @@ class AffineTime:
 
         Returns
         -------
-        What has changed, if this round shows it.
+        The change, if this round shows one; else None.
         """
         seen = [(n, max(y, _TINY), w) for n, y, w in observations if w > 0]
         if not seen:
@@ -155,13 +155,13 @@ class AffineTime:
                 self._update(n, y, self.noise**2 * total / w)
             if self.rounds > _REMEMBERED:
                 corrected = math.log(self.seconds(seen[0][0]) / before)
-                # What a single round brought is no trend.
+                # The correction of a single round is no trend.
                 corrected = min(max(corrected, -2 * self.noise), 2 * self.noise) if gap <= _AWAY else 0.0
                 self.trend = min(max(self.trend + _TREND * corrected, -_MOST_TREND), _MOST_TREND)
         return None
 
     def _learn_noise(self, ratio: float) -> None:
-        """Take half the squared difference of two successive rounds' deviations."""
+        """Learn from half the squared difference of two successive rounds' deviations."""
         if self._last_ratio is not None:
             weight = max(_LEARNING, 1 / (self.rounds + 1))
             learned = (1 - weight) * self.noise**2 + weight * (ratio - self._last_ratio) ** 2 / 2
@@ -209,7 +209,7 @@ class AffineTime:
         self._cov = [self._cov[0] + q * f * f, self._cov[1] + q * f * s, self._cov[2] + q * s * s]
 
     def _update(self, samples: float, seconds: float, noise_sq: float) -> None:
-        """The Kalman filter's step; neither number falls below zero."""
+        """Take the Kalman filter's step; neither number falls below zero."""
         a, b, c = self._cov
         expected = self.seconds(samples)
         gain_f, gain_s = a + samples * b, b + samples * c
@@ -226,7 +226,7 @@ class AffineTime:
         self._cov = [a - gain_f * gain_f / total, b - gain_f * gain_s / total, c - gain_s * gain_s / total]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; floats survive exactly."""
+        """Return the estimate as JSON values; floats survive exactly."""
         return {
             "x": [self.fixed_s, self.sample_s],
             "cov": list(self._cov),

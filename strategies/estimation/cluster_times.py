@@ -1,4 +1,4 @@
-"""What a cluster's devices, links, stream and uploads take, followed over rounds."""
+"""Times of a cluster's devices, links, stream and uploads, followed over rounds."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from strategies.estimation.affine_time import AffineTime, Change
 DEVICE, LINK, INLET, OUTLET = "device", "link", "inlet", "outlet"
 STREAM, UPLOAD, STEP, MOVE = "stream", "upload", "step", "move"
 SPARE = "spare"
-"""Kinds of times: a TEB on a device, and one that a device tries which trains none; a link after a device, both ways;
-the control unit's to the first device, one way; the last device's to the control unit; from there to the decoder and
-back; the upload; a step beside its pipeline; TEBs that move, whose samples are bytes."""
+"""Kinds of times. DEVICE, SPARE: a TEB on a device that trains, and a trial TEB on an idle one. LINK: after a device,
+both ways. INLET: from the control unit to the first device, one way. OUTLET: the last device's link to the control
+unit. STREAM: from there to the decoder and back. UPLOAD: the upload. STEP: a step beside its pipeline. MOVE: TEBs that
+move, with bytes as samples."""
 _UNAWAITED = 0.7
-"""Share of its time that a link is taken to have needed when nobody waited for it."""
+"""Assumed share of its estimated time for a link that nothing waited for."""
 _LEAST_S = 1e-5
-"""A shorter time is the clocks' [s]."""
+"""Least time that the clocks measure [s]."""
 SPOKEN = (DEVICE, LINK, STREAM, UPLOAD)
-"""Kinds whose changes are told as reasons of a plan."""
+"""Kinds whose changes are given as reasons of a plan."""
 _SMALL_ERROR, _MOST_ERROR, _ERROR_WEIGHT = 0.1, 0.2, 0.1
-"""Of the event simulator, relative: what is larger is no error of it but a change; its bound; and the least weight of a
-round in it."""
+"""Limits on the event simulator's relative error: a larger one is a change instead; its bound; the least weight of a
+round."""
 _LOSSES = ("device", "freeze", "link")
 """Faults by which a device is lost."""
 _WORDS = {
@@ -35,7 +36,7 @@ _WORDS = {
 
 
 class Declared(NamedTuple):
-    """What is believed of a time before any observation."""
+    """Belief about a time before any observation."""
 
     fixed_s: float
     sample_s: float
@@ -46,7 +47,7 @@ class NoticedChange(NamedTuple):
 
     kind: str
     place: int
-    """Device; 0 where there is but one such time."""
+    """Device; 0 where there is only one such time."""
     change: Change
 
     def __str__(self) -> str:
@@ -55,7 +56,7 @@ class NoticedChange(NamedTuple):
 
 
 class ClusterTimes:
-    """One cluster.
+    """Times of one cluster.
 
     Parameters
     ----------
@@ -66,7 +67,7 @@ class ClusterTimes:
         self.scale = scale
         self.times: dict[tuple[str, int], AffineTime] = {}
         self.rounds = 0
-        """Rounds that it was seen in."""
+        """Rounds in which the cluster was seen."""
         self.last_round = 0
         """The newest of them."""
         self.away: set[int] = set()
@@ -74,23 +75,23 @@ class ClusterTimes:
         self._moved: tuple[float, float] | None = None
         """TEBs and bytes that had moved at the last report."""
         self.model_error = 0.0
-        """Logarithm of how much longer a batch takes than the event simulator says of it."""
+        """Logarithm of a batch's measured time over the event simulator's."""
         self._error_rounds = 0
-        """Rounds that it is the mean of, since something changed."""
+        """Rounds in that mean, since the last change."""
         self.block_bytes = 0.0
-        """Of a TEB with its optimizer state, as they moved; 0: none has."""
+        """Bytes of a TEB with its optimizer state, measured or estimated; 0: unknown."""
 
     def __getitem__(self, key: tuple[str, int]) -> AffineTime | None:
-        """A time by kind and place; None: it was never seen."""
+        """Return a time by kind and place; None if it was never seen."""
         return self.times.get(key)
 
     def inlet(self, first: int) -> AffineTime | None:
-        """From the control unit to a plan's first device, or as it was to others; None: nobody waited for it."""
+        """Return the time to a plan's first device, else the median of those to others; None if unknown."""
         seen = sorted((time for (kind, _), time in self.times.items() if kind == INLET), key=lambda t: t.seconds(1.0))
         return self.times.get((INLET, first)) or (seen[len(seen) // 2] if seen else None)
 
     def believe(self, key: tuple[str, int], fixed_s: float, sample_s: float) -> None:
-        """Take a time for known, as a profile gives it."""
+        """Set a time as known, from a profile."""
         self.times[key] = AffineTime(fixed_s, sample_s, spread=0.05, split=0.05)
         self.rounds = max(self.rounds, 1)
 
@@ -108,10 +109,10 @@ class ClusterTimes:
         Parameters
         ----------
         round_ : its number
-        report : see :func:`client_pipeline.runtime.round_times.round_times` for its ``measured``
-        num_batches : of all local steps
-        declared : what the scenario says of devices and links
-        upload : seconds, or multiples of what was planned; None: not known
+        report : see :func:`client_pipeline.runtime.control_unit.round_report.round_times` for its ``measured``
+        num_batches : number of batches of all local steps
+        declared : times of devices and links by the scenario
+        upload : seconds, or multiples of the planned time; None: unknown
         """
         measured, plan = report["measured"], ClusterPlan.from_dict(dict(report["plan"]))
         last = plan.devices[-1]
@@ -160,7 +161,7 @@ class ClusterTimes:
             known = believed is not None and believed.fixed_s + believed.sample_s > 0
             links = sorted((t for (k, _), t in self.times.items() if k == LINK), key=lambda time: time.seconds(1.0))
             if kind == OUTLET and links:
-                # Nobody declares it, and few rounds time it: one delay must not be taken for its rate.
+                # The outlet is never declared and rarely timed: one delay must not count as its rate.
                 self.times[key] = AffineTime.like(links[len(links) // 2], round_)
             else:
                 self.times[key] = AffineTime(*believed) if known and believed else AffineTime.first_seen(observations)
@@ -170,10 +171,10 @@ class ClusterTimes:
     def _take_spare(
         self, round_: int, device: int, observations: Sequence[tuple[float, float, float]]
     ) -> list[NoticedChange]:
-        """Let a device's time in training follow what it takes while it does not train.
+        """Scale a device's time in training by the change of its time in trials.
 
-        The two need not be equal: planned by the one while idle and measured by the other at work, a device would
-        come and go for ever. So the time in training is scaled by what the other changes by.
+        The two times need not be equal. A device that is planned by the trials and measured in training would join and
+        leave for ever. So only the ratio of successive trials counts.
         """
         if not observations:
             return []
@@ -191,7 +192,7 @@ class ClusterTimes:
         return [] if change is None else [NoticedChange(DEVICE, device, change)]
 
     def _doubt_links(self, round_: int, plan: ClusterPlan, measured: Mapping[str, Any]) -> None:
-        """Believe a link faster for which nobody waited: a slow one would have been waited for, and timed."""
+        """Believe a link faster that nothing waited for: a slow one would have caused a wait, and a time."""
         inlet, sizes = self.times.get((INLET, plan.devices[0])), measured["tebs"].get(str(plan.devices[0]))
         if inlet is not None and sizes and not measured["inlets"].get(str(plan.devices[0])):
             inlet.observe(round_, [(float(n), _UNAWAITED * inlet.seconds(float(n)), 1.0) for n, *_ in sizes])
@@ -202,15 +203,15 @@ class ClusterTimes:
                 link.observe(round_, [(float(n), _UNAWAITED * link.seconds(float(n)), 1.0) for n, *_ in sizes])
 
     def _take_losses(self, faults: Sequence[Mapping[str, Any]], left: set[int]) -> None:
-        """Note who was lost in the round and is in its last plan no more, and who is there again."""
+        """Note the devices that were lost and left the round's last plan, and those that have returned."""
         lost = {f["device"] for f in faults if f["kind"] in _LOSSES and f["device"] is not None}
         back = {f["device"] for f in faults if f["kind"] == "joined"}
         self.away = (self.away | lost) - left - back
 
     def _take_moves(self, round_: int, report: Mapping[str, Any]) -> None:
-        """Learn what a moved byte costs of the rounds that began with a move, and nothing of a new control unit's."""
+        """Learn a moved byte's cost from rounds that began with a move, except a new control unit's."""
         if not self.block_bytes and "payload_bytes" in report:
-            # What goes up is the weights, the embedding among them; an optimizer like Adam keeps twice as much.
+            # The update holds the weights, the embedding among them; an optimizer like Adam keeps twice as much.
             num_blocks = max(sum(report["plan"]["delta"]), 1)
             self.block_bytes = 3.0 * float(report["payload_bytes"]["update"]) / num_blocks
         blocks, size = float(report["moved_blocks"]), float(report["moved_bytes"])
@@ -221,7 +222,7 @@ class ClusterTimes:
         self._take(round_, MOVE, 0, [(size - before[1], float(report["prepare_s"]) / self.scale, 1.0)], {})
 
     def learn_model_error(self, predicted_s: float, measured_s: float) -> None:
-        """Take a batch that was predicted and measured: what stays is the model's, as two ways that share a rate."""
+        """Learn the event simulator's lasting error, as with two ways that share a rate."""
         if predicted_s <= 0 or measured_s <= 0:
             return
         error = math.log(measured_s / predicted_s)
@@ -231,12 +232,12 @@ class ClusterTimes:
             self.model_error = min(max(corrected, -_MOST_ERROR), _MOST_ERROR)
 
     def unseen_rounds(self, device: int) -> int:
-        """Rounds since a device was last seen to train, or to try; all of them if it never was."""
+        """Return the rounds since a device last trained or tried; all rounds if it never did."""
         times = (self.times.get((kind, device)) for kind in (DEVICE, SPARE))
         return self.last_round - max((time.last_round for time in times if time), default=0)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the times as JSON values."""
         return {
             "times": [[kind, place, time.to_dict()] for (kind, place), time in sorted(self.times.items())],
             "rounds": [self.rounds, self.last_round],

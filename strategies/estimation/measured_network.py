@@ -1,10 +1,10 @@
-"""The network as it was measured: a round's problem with measured times, and how long a plan will take under them.
+"""The measured network: a round's problem with measured times, and predictions of a plan's time.
 
 The problem of a round has times of a TEB and of a link that grow with a micro-batch's samples; each device gets its own
-two numbers. Nobody has measured a device that never trained: it is taken to be as much slower than declared as the
-others of its cluster are in the middle, or those of all clusters. What the problem leaves out, the decoder's stream and
-what a step takes beside its pipeline, is part of the prediction alone: the event simulator's, on the action lists that
-the runtime executes, with the decoder as the last stage.
+two numbers. A device that never trained has no measured time. It gets its declared time, scaled by the median ratio of
+its cluster's devices, or of all clusters'. The problem leaves out the decoder's stream and a step's time beside its
+pipeline; only the prediction has them. It is the event simulator's, on the action lists that the runtime executes, with
+the decoder as the last stage.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes, whole_blocks
-from client_pipeline.runtime.event_simulator import simulate_pipeline
 from client_pipeline.system.radio import Array
+from client_pipeline.timetable.event_simulator import simulate_pipeline
 from strategies.dssda.instance import Cluster, Instance
 from strategies.estimation.cluster_times import (
     DEVICE,
@@ -38,7 +38,7 @@ _LEAST_S = 1e-12
 
 
 class Prediction(NamedTuple):
-    """What a round of a cluster will take under a plan."""
+    """Predicted time of a cluster's round under a plan."""
 
     pipeline_s: float
     """One batch [s]."""
@@ -49,7 +49,7 @@ class Prediction(NamedTuple):
 
 
 class MeasuredNetwork:
-    """All clusters.
+    """Measured times of all clusters.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class MeasuredNetwork:
         """Take the report of a cluster that trained; returns what has changed."""
         upload = self.upload_seconds(report)
         if upload is not None and self.paced:
-            # The radio changes from round to round as the scenario says: what is followed is how far off it is.
+            # The scenario changes the radio in every round: only the ratio to the planned time is followed.
             upload = upload / planned_upload_s if planned_upload_s else None
         return self.clusters[cluster].observe(
             round_,
@@ -85,7 +85,7 @@ class MeasuredNetwork:
         )
 
     def upload_seconds(self, report: Mapping[str, Any]) -> float | None:
-        """How long weights went down and the update up; None: nobody knows [s]."""
+        """Return the time of the weights down and the update up [s]; None if unknown."""
         if self.paced:
             paced_s = report.get("paced_s")
             return None if paced_s is None else max(float(paced_s) - float(report["train_s"]), 0.0) / self._scale
@@ -97,20 +97,20 @@ class MeasuredNetwork:
         )
 
     def pipeline_seconds(self, report: Mapping[str, Any]) -> float:
-        """How long a batch of a report took from the first device's first pass to its last [s]."""
+        """Return the time of a report's batch, from the first device's first pass to its last [s]."""
         return float(report["measured"]["pipeline_s"]) / self._scale
 
     def train_seconds(self, report: Mapping[str, Any]) -> float:
-        """How long the local steps of a report took [s]."""
+        """Return the time of a report's local steps [s]."""
         return float(report["train_s"]) / self._scale
 
     def instance(self, declared: Instance) -> Instance:
-        """A round's problem with measured times, each of them growing with the samples."""
+        """Return a round's problem with measured times, each of them growing with the samples."""
         if not any(cluster.rounds for cluster in self.clusters):
             return declared
         per_sample = 1.0 if declared.o_b_scaling == "sample" else 1.0 / declared.b
         bits = 1.0 if declared.act_scaling == "sample" else 1.0 / declared.b
-        # What a measured upload of a deployment takes is known as a whole; else a middle m stands for all.
+        # A deployment's upload is measured as a whole; else the median m stands for all.
         uploads = bits * statistics.median(declared.m_set) if declared.m_decides_upload else 1.0
         knows_uploads = not self.paced and any(cluster[UPLOAD, 0] for cluster in self.clusters)
         as_measured = replace(
@@ -155,16 +155,16 @@ class MeasuredNetwork:
         return self._with_upload(replace(cluster, devices=tuple(devices)), as_measured, n)
 
     def count_on_lost(self, clusters: Iterable[int]) -> None:
-        """Count on the lost devices of clusters again that have no plan without them, as even or fixed segments have.
+        """Use lost devices again in clusters that have no plan without them, as with even or fixed segments.
 
-        Such a cluster would never train again, and so nobody would hear that its devices are back. Its control unit
-        plans anew if they are not.
+        Such a cluster would never train again, and so never report that its devices are back. Its control unit plans
+        anew if they are still lost.
         """
         for n in clusters:
             self.clusters[n].away.clear()
 
     def _away(self, declared: Instance, n: int) -> set[int]:
-        """Lost devices, as long as those that are left hold the TEBs: else all are waited for."""
+        """Return the lost devices if the others hold the TEBs; else none, and the cluster waits for all."""
         away = self.clusters[n].away
         left = [device.mem for k, device in enumerate(declared.clusters[n].devices) if k not in away]
         held = sum(whole_blocks(memory, declared.gamma0, declared.L) for memory in left)
@@ -180,7 +180,7 @@ class MeasuredNetwork:
         return Declared(ratio * believed[kind, k].fixed_s, ratio * believed[kind, k].sample_s)
 
     def _ratios(self, cluster: int | None, kind: str, instance: Instance) -> list[float]:
-        """Measured over declared times, at a quarter of the batch."""
+        """Return the ratios of measured to declared times, at a quarter of the batch."""
         samples = max(instance.b / 4, 1.0)
         ratios = []
         for n in range(instance.num_clusters) if cluster is None else [cluster]:
@@ -192,7 +192,7 @@ class MeasuredNetwork:
         return ratios
 
     def _with_upload(self, cluster: Cluster, instance: Instance, n: int) -> Cluster:
-        """Bits such that an upload takes what it has taken; in a deployment on every channel, for there is but one."""
+        """Set the bits such that an upload takes its measured time; in a deployment alike on every channel."""
         times = [other[UPLOAD, 0] for other in ([self.clusters[n]] if self.clusters[n][UPLOAD, 0] else self.clusters)]
         known = [time.seconds(0.0) for time in times if time is not None]
         if not known:
@@ -206,7 +206,7 @@ class MeasuredNetwork:
         return replace(one_channel, up=replace(up, t_bits=taken * rate))
 
     def predict(self, instance: Instance, n: int, plan: ClusterPlan) -> Prediction:
-        """How long the local steps of a cluster will take under a plan.
+        """Predict the time of a cluster's local steps under a plan.
 
         Parameters
         ----------
@@ -224,7 +224,7 @@ class MeasuredNetwork:
         )
         link_s[-1] = self._affine(cluster[OUTLET, 0], samples)
         decoder_s = self._affine(cluster[STREAM, 0], samples)[None, :]
-        # The first input is there when the batch begins; each of the others a link's time after the one before.
+        # The first input is there when the batch begins; each later one comes a link's time after the one before.
         input_s = np.cumsum(self._affine(cluster.inlet(order[0]), samples))
         stages = blocks * teb_s
         pipeline_s = simulate_pipeline(
@@ -250,7 +250,7 @@ class MeasuredNetwork:
         return np.zeros_like(samples) if time is None else time.fixed_s + time.sample_s * samples
 
     def to_dict(self) -> list[Any]:
-        """As JSON values."""
+        """Return the times of all clusters as JSON values."""
         return [cluster.to_dict() for cluster in self.clusters]
 
     def restore(self, raw: Iterable[Mapping[str, Any]]) -> None:
@@ -259,7 +259,7 @@ class MeasuredNetwork:
 
 
 def declared_times(instance: Instance, n: int) -> dict[tuple[str, int], Declared]:
-    """What a round's problem says of a cluster's TEBs and links."""
+    """Return the times of a cluster's TEBs and links as a round's problem declares them."""
     devices = instance.device_arrays(n)
     speed = devices.phi * devices.f
     of_batch = instance.o_b_scaling == "microbatch"

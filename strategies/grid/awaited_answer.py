@@ -11,21 +11,20 @@ from threading import Event, Lock, Thread
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from strategies.flower_internals import log
-from strategies.grid.reply_matching import note_exchange
+from strategies.flower_names import log
 
 _TURN_S = 5.0
-"""How long an answer may take to be fetched until another is fetched beside it [s]."""
+"""Time to fetch an answer, after which another is fetched beside it [s]."""
 _SLOW_BYTES_S = 20e6
-"""An answer of many bytes may take longer by what they take at this rate [byte/s] ..."""
+"""Rate at which a large answer is granted more time [byte/s]."""
 _MOST_TURN_S = 60.0
-"""... but no longer than this, beyond which its cluster is stuck [s]."""
+"""Longest such time [s]; a slower cluster is stuck."""
 _INTERNAL_ERROR, _FAILS = 500, 30
 """Internal errors in a row after which the SuperLink is asked no more."""
 
 
 class FetchTurns:
-    """Who may fetch an answer: one at a time, and another where that one is slow; more if both are.
+    """Turns of fetching: one answer at a time, another beside a slow one, and more if both are slow.
 
     What is fetched is in memory, in pieces, until it has been put together.
     """
@@ -79,7 +78,9 @@ class AwaitedAnswer(Thread):
         self._turns, self._ended, self._num_bytes = turns, ended, num_bytes
         self.message_id, self.node_id, self.activated = message_id, node_id, activated
         self.has_come = False
-        """Whether the answer is there, or was."""
+        """True if the answer is there, or was."""
+        self.exchange_s = 0.0
+        """Time from the order to its answer, by this process's clock [s]."""
         self.error: BaseException | None = None
         self._reply: Message | None = None
         self._fails = 0
@@ -99,7 +100,7 @@ class AwaitedAnswer(Thread):
                 last = self._is_last
                 reply = self._pull()
                 if reply is not None:
-                    note_exchange(reply, time.monotonic() - self._began_at)
+                    self.exchange_s = time.monotonic() - self._began_at
                     self._reply, self.has_come = reply, True
                     return
                 if last:
@@ -129,7 +130,7 @@ class AwaitedAnswer(Thread):
         self._look_now.set()
 
     def look(self, seconds: float) -> bool:
-        """Whether the answer has come after all; takes twice so long at most [s]."""
+        """Look again, and return whether the answer has come; takes at most twice as long [s]."""
         self.join(seconds)
         if not self.has_come and not self.is_alive():
             if self._late is None or not self._late.is_alive():

@@ -1,13 +1,12 @@
-"""What a grid of our own passes on to Flower's."""
+"""Grid that passes everything on to Flower's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
-
-from strategies.flower_internals import NodeInfo, Run
 
 
 class ForwardingGrid(Grid):
@@ -21,12 +20,12 @@ class ForwardingGrid(Grid):
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: Any) -> None:
         """See Grid."""
         self._grid.set_run(run)
 
     @property
-    def run(self) -> Run:
+    def run(self) -> Any:
         """See Grid."""
         return self._grid.run
 
@@ -40,7 +39,7 @@ class ForwardingGrid(Grid):
         """See Grid."""
         return self._grid.get_node_ids()
 
-    def get_nodes(self) -> Iterable[NodeInfo]:
+    def get_nodes(self) -> Iterable[Any]:
         """See Grid."""
         return self._grid.get_nodes()
 

@@ -17,8 +17,8 @@ from typing import Any, cast
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from client_pipeline.link.update_codec import UpdateCodec, UpdateError
-from client_pipeline.runtime.faults import FaultRecord
-from strategies.flower_internals import KEY_NORM_BIT
+from client_pipeline.runtime.transport.faults import FaultRecord
+from strategies.flower_names import KEY_NORM_BIT
 from strategies.grid.received_arrays import all_finite, checked_arrays, expected_forms
 from strategies.grid.received_report import ReportTerms, checked_faults, checked_report
 from strategies.grid.received_values import SECONDS, Kind, MalformedReply, check_object, excerpt, number, parse_json
@@ -45,12 +45,12 @@ _DIVERGED = "NaN or Inf: training diverged on the control unit"
 _MOST_WEIGHT = 2.0**40
 _MOST_LOSS = 1e12
 _ERROR_CHARACTERS = 1 << 20
-"""Of an error's text, the end that is looked at."""
+"""Longest end of an error's text that is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundBounds:
-    """What a run's configuration says of every honest reply; what is None is not known, and not checked."""
+    """Bounds of every honest reply, from a run's configuration; a bound that is None is not checked."""
 
     steps: int | None = None
     """Optimizer steps of a cluster in a round."""
@@ -66,13 +66,13 @@ class RoundBounds:
 
 @dataclass(frozen=True, kw_only=True)
 class TakenReply:
-    """What an order came to."""
+    """Outcome of an order."""
 
     cluster: int
     message: Message
-    """What strategies get: a checked answer, or an error."""
+    """Checked answer, or an error, for the strategy."""
     reason: str | None = None
-    """Why the cluster failed the round; None if it did not."""
+    """Reason of the cluster's failure; None without one."""
     faults: list[dict[str, Any]] = field(default_factory=list)
     """Records of the round's faults, at least one if it failed."""
     weight: float = 0.0
@@ -129,8 +129,8 @@ class ReplyIntake:
 
     def _terms(self, order: Message) -> ReportTerms:
         node, bounds = order.metadata.dst_node_id, self._bounds
-        order_terms = read_train_config(order.content.config_records[CONFIG])
         cluster = self._clusters.get(node, -1)
+        order_terms = read_train_config(order.content.config_records[CONFIG], cluster)
         return ReportTerms(
             cluster=cluster,
             node_id=node,

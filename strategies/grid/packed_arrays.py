@@ -30,7 +30,7 @@ _INDEX_BYTES = 1 << 20
 
 
 class UnfitPack(ValueError):
-    """What was packed cannot be taken apart; the message says why."""
+    """A pack cannot be taken apart; the message gives the reason."""
 
 
 def pack_arrays(arrays: ArrayRecord) -> ArrayRecord:

@@ -10,12 +10,12 @@ know.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from strategies.flower_internals import make_message
 from strategies.grid.packed_arrays import PACK, UnfitPack, pack_all, pack_arrays, unpack_all, unpack_arrays
 from strategies.grid.update_spool import SMALL_BYTES
 
@@ -24,11 +24,11 @@ PARCEL = "collapipe/parcel"
 _MOST_RECORDS = 16
 """Each takes some kilobytes, whatever it holds."""
 _ARRAYS, _CONFIG, _METRICS = b"a", b"c", b"m"
-"""First byte of each: what it is."""
+"""First byte of each record: its kind."""
 
 
 class _Packs:
-    """What each array record of many messages is packed into; most messages of a round have the same."""
+    """Packed array records of many messages, each made once; most messages of a round have the same."""
 
     def __init__(self) -> None:
         self._whole: dict[int, bytes | None] = {}
@@ -51,7 +51,7 @@ class _Packs:
 
 
 def packed_messages(messages: Iterable[Message]) -> list[Message]:
-    """Pack what is sent: other messages of the same metadata, in which Flower notes their numbers."""
+    """Pack messages: the results share the metadata, in which Flower notes the ids of what it sends."""
     packs = _Packs()
 
     def of(message: Message) -> Message:
@@ -62,7 +62,9 @@ def packed_messages(messages: Iterable[Message]) -> list[Message]:
             content = RecordDict()
             for name, record in message.content.items():
                 content[name] = packs.arrays(record) if isinstance(record, ArrayRecord) else record
-        return make_message(metadata=message.metadata, content=content)
+        packed = copy.copy(message)
+        packed.content = content
+        return packed
 
     return [of(message) for message in messages]
 

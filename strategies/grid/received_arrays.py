@@ -14,21 +14,21 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from client_pipeline.link.update_codec import UpdateCodec
-from strategies.flower_internals import SType
+from strategies.flower_names import NUMPY_STYPE
 from strategies.grid.received_values import MalformedReply, excerpt
 from strategies.grid.update_spool import data_bytes, data_head, record_of
 from strategies.npy_bytes import MOST_HEAD_BYTES, array_values, npy_layout
 
 
 class ArrayForm(NamedTuple):
-    """What an array has to be."""
+    """Expected types and shape of an array."""
 
     types: tuple[np.dtype[np.generic], ...]
     """Any of these."""
     shape: tuple[int, ...]
 
     def __str__(self) -> str:
-        """As error messages have it."""
+        """Describe it for error messages."""
         return f"{' or '.join(map(str, self.types))} {list(self.shape)}"
 
 
@@ -72,15 +72,15 @@ def checked_arrays(arrays: ArrayRecord, forms: Mapping[str, ArrayForm]) -> Array
 
 
 def all_finite(array: Array) -> bool:
-    """Whether an array holds neither NaN nor Inf."""
+    """Return whether an array holds neither NaN nor Inf."""
     values = array_values(array)
     return values.dtype.kind != "f" or bool(np.isfinite(values).all())
 
 
 def _check_array(name: str, array: Array, form: ArrayForm) -> None:
     location = f"update of {name}"
-    if array.stype != SType.NUMPY:
-        raise MalformedReply(f"{location}: expected the serialization {SType.NUMPY}, found {excerpt(array.stype)}")
+    if array.stype != NUMPY_STYPE:
+        raise MalformedReply(f"{location}: expected the serialization {NUMPY_STYPE}, found {excerpt(array.stype)}")
     declared = (array.dtype, tuple(array.shape))
     if declared not in [(str(kind), form.shape) for kind in form.types]:
         raise MalformedReply(f"{location}: expected {form}, found {excerpt(array.dtype)} {excerpt(list(array.shape))}")

@@ -1,4 +1,7 @@
-"""A control unit's report as the server takes it in: every key has a type, and what is said of others is refused."""
+"""A control unit's set-up and reports as the server takes them in: every key has a type.
+
+What is said of others is refused.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flwr.app import ConfigRecord, RecordDict
+
 from client_pipeline.partition.plan import MOST_TOKEN_SLICES, ClusterPlan
-from client_pipeline.runtime.faults import CLUSTER_FAULTS
-from client_pipeline.runtime.schedules import splits_backward
+from client_pipeline.runtime.ray.machine import REPORTED_PACKAGES
+from client_pipeline.runtime.transport.faults import CLUSTER_FAULTS
+from client_pipeline.timetable.schedules import splits_backward
 from strategies.clusters import DEVICE_RANGES
 from strategies.grid.received_values import (
     FLAG,
+    LIST,
+    OBJECT,
     SECONDS,
     SIZE,
     TEXT,
+    Kind,
     MalformedReply,
     Schema,
     check_object,
@@ -27,10 +36,11 @@ from strategies.grid.received_values import (
     whole,
 )
 from strategies.printable import printable
+from strategies.records import CONFIG
 
 MOST_FAULTS = 1000
 """Records of one cluster in one round."""
-_REPORT_BYTES = 1 << 20
+_SETUP_BYTES = _REPORT_BYTES = 1 << 20
 _EVENT_BYTES = 160
 _EVENT = (one_of("F", "B", "W"), whole(), whole(), number(), number())
 """Kind, stage, micro-batch, start and end of an entry of the timeline."""
@@ -39,16 +49,30 @@ _TIME = (whole(1, 1 << 20), whole(1, 1 << 31), number(0.0, 1e6))
 _MOST_SIZES = 64
 """Sizes of micro-batches in a round: two of a batch, and those of the plans that a round may have had."""
 _MOST_DEVICES, _MOST_MICRO_BATCHES, _MOST_BLOCKS = 1024, 1 << 16, 1 << 16
-"""Where the order brings no plan to compare with."""
+"""Limits for an order without a plan to compare with."""
 
 _MEMORY = frozenset({"held_bytes", "idle_bytes", "peak_bytes"})
 _DEVICE: Schema = {"blocks": SIZE, "busy_s": SECONDS, "held_bytes": SIZE, "idle_bytes": SIZE, "peak_bytes": SIZE}
 _PROFILE: Schema = {key: number(*limits) for key, limits in DEVICE_RANGES.items()}
+_NAME = Kind("text of at most 200 characters", lambda value: isinstance(value, str) and len(value) <= 200)
+_MACHINE: Schema = {
+    **dict.fromkeys(("host", "system", "python", *REPORTED_PACKAGES), _NAME),
+    "cores": whole(1, 1 << 20),
+    "memory": whole(),
+}
+_SETUP: Schema = {
+    "state": Kind("anything", lambda value: True),
+    "truncated": whole(),
+    "restored": FLAG,
+    "at-once": whole(),
+    "machine": _MACHINE,
+    "device-machines": OBJECT,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportTerms:
-    """What a report has to agree with."""
+    """Values that a report must agree with."""
 
     cluster: int
     node_id: int
@@ -84,6 +108,64 @@ class ReportTerms:
     def most_numbers(self) -> int:
         """Numbers that the micro-batches, or their token slices, may have in it."""
         return self.most_micro_batches * (self.plan.token_slices if self.plan is not None else MOST_TOKEN_SLICES)
+
+
+def checked_setup(content: RecordDict, node_id: int, num_clusters: int) -> dict[str, Any]:
+    """Return a node's answer before round 1.
+
+    It has ``error`` (a mistake of its user), ``unused`` (its number), or ``state`` and more.
+
+    Parameters
+    ----------
+    content : of its reply
+    node_id : of the node that was asked
+    num_clusters : N
+
+    Raises
+    ------
+    MalformedReply
+        Naming the key; also if it answers for another node.
+    """
+    if set(content) != {CONFIG} or not isinstance(content[CONFIG], ConfigRecord):
+        raise MalformedReply(f"expected one record {CONFIG}, found {excerpt(' '.join(list(content)[:8]))}")
+    answer: Any = parse_json(content.config_records[CONFIG].get("json"), "set-up", _SETUP_BYTES)
+    if isinstance(answer, dict) and "error" in answer:
+        check_object(answer, {"error": TEXT}, "set-up")
+    elif isinstance(answer, dict) and "unused" in answer:
+        check_object(answer, {"unused": whole()}, "set-up")
+    else:
+        state: Any = answer.get("state") if isinstance(answer, dict) else None
+        check_object(answer, _SETUP, "set-up", frozenset({"at-once", "machine", "device-machines"}))
+        cluster = state.get("cluster") if isinstance(state, dict) else None
+        whole(0, num_clusters - 1).check(cluster, "set-up.state.cluster")
+        check_state(state, ReportTerms(cluster=int(cluster or 0), node_id=node_id, round=0))
+        for device, machine in answer.get("device-machines", {}).items():
+            one_of(*map(str, range(len(state["devices"])))).check(device, "set-up.device-machines")
+            check_object(machine, _MACHINE, f"set-up.device-machines.{device}")
+    return dict(answer)
+
+
+def checked_door(content: RecordDict) -> dict[str, Any]:
+    """Return what a node says of the door at which its box answers with a model.
+
+    It has ``error``, or ``cluster`` and either the address of its ``door`` or ``closed``.
+
+    Raises
+    ------
+    MalformedReply
+        Naming the key.
+    """
+    if set(content) != {CONFIG} or not isinstance(content[CONFIG], ConfigRecord):
+        raise MalformedReply(f"expected one record {CONFIG}, found {excerpt(' '.join(list(content)[:8]))}")
+    answer: Any = parse_json(content.config_records[CONFIG].get("json"), "door", _SETUP_BYTES)
+    if isinstance(answer, dict) and "error" in answer:
+        schema: Schema = {"error": TEXT}
+    elif isinstance(answer, dict) and "door" in answer:
+        schema = {"cluster": whole(), "door": TEXT}
+    else:
+        schema = {"cluster": whole(), "closed": FLAG}
+    check_object(answer, schema, "door")
+    return dict(answer)
 
 
 def checked_report(text: Any, terms: ReportTerms) -> dict[str, Any]:
@@ -142,7 +224,7 @@ def check_state(raw: Any, terms: ReportTerms) -> None:
     schema: Schema = {
         "cluster": exactly(terms.cluster),
         "node_id": exactly(terms.node_id),
-        "devices": _LIST,
+        "devices": LIST,
         "block_memory": number(0.0, 1e21),
         "num_examples": whole(0, 2**40),
         "last_loss": or_none(number()),
@@ -157,25 +239,21 @@ def check_state(raw: Any, terms: ReportTerms) -> None:
         check_object(device, _PROFILE, f"state.devices[{k}]")
 
 
-_LIST = one_of()._replace(words="a list", fits=lambda value: isinstance(value, list))
-_OBJECT = one_of()._replace(words="an object", fits=lambda value: isinstance(value, dict))
-
-
 def _schema(terms: ReportTerms) -> Schema:
     return {
         "cluster": exactly(terms.cluster),
         "num_examples": whole(0, 2**40),
         "loss": number(0.0, 1e12),
-        "plan": _OBJECT,
-        "devices": _OBJECT,
+        "plan": OBJECT,
+        "devices": OBJECT,
         "measured": {
-            **dict.fromkeys(("tebs", "links", "inlets", "spare"), _OBJECT),
-            "stream": _LIST,
+            **dict.fromkeys(("tebs", "links", "inlets", "spare"), OBJECT),
+            "stream": LIST,
             "pipeline_s": SECONDS,
         },
-        "timeline": _LIST,
-        "state": _OBJECT,
-        "faults": _LIST,
+        "timeline": LIST,
+        "state": OBJECT,
+        "faults": LIST,
         "peak_bytes": SIZE,
         "moved_blocks": SIZE,
         "moved_bytes": SIZE,

@@ -17,10 +17,10 @@ class MalformedReply(ValueError):
 
 
 class Kind(NamedTuple):
-    """What a value has to be."""
+    """Condition on a value."""
 
     words: str
-    """As error messages have it."""
+    """Description for error messages."""
     fits: Callable[[Any], bool]
 
     def check(self, value: Any, location: str) -> None:
@@ -58,6 +58,8 @@ def or_none(kind: Kind) -> Kind:
 
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 TEXT = Kind("text", lambda value: isinstance(value, str))
+LIST = Kind("a list", lambda value: isinstance(value, list))
+OBJECT = Kind("an object", lambda value: isinstance(value, dict))
 SECONDS = number(0.0, 1e9)
 SIZE = whole()
 
@@ -120,7 +122,7 @@ def excerpt(value: Any) -> str:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a container is a short list of small numbers."""
+    """Return whether a container is a short list of small numbers."""
     return isinstance(value, list) and len(value) <= 8 and all(type(v) is int and abs(v) <= 10**18 for v in value)
 
 

@@ -12,7 +12,7 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from client_pipeline.link.update_codec import UpdateCodec
-from strategies.flower_internals import NodeInfo, log
+from strategies.flower_names import log
 from strategies.grid.forwarding import ForwardingGrid
 from strategies.grid.intake import ReplyIntake, RoundBounds, TakenReply
 from strategies.grid.reply_matching import match_replies, matches
@@ -39,8 +39,7 @@ class RecordingGrid(ForwardingGrid):
     borne : rounds in a row that may pass without any client's answer, once there was one
     count_bytes : whether weights that go up and down count; they do not where they travel for evaluation alone
     on_train : called with the round and its clusters before these are asked to train
-    spool : where large updates wait for each other, shared with the grid that puts them together; None: the machine's
-        folder for temporary files
+    spool : where large updates wait for each other; None: in the machine's folder for temporary files
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class RecordingGrid(ForwardingGrid):
         self._intake = ReplyIntake(clusters, codec, bounds, self._spool)
         self._compressed = codec is not None
         self.receipts = UpdateReceipts(clusters.values())
-        """Which updates counted; control units are told where these are compressed."""
+        """Record of the updates that counted; control units receive it where updates are compressed."""
         self._borne = borne
         self._num_empty_rounds: int | None = None
         """Rounds in a row without an answer; None before the first answer."""
@@ -74,7 +73,7 @@ class RecordingGrid(ForwardingGrid):
         self.last_reports: list[dict[str, Any]] = []
         """The control units' reports of the last training exchange."""
         self.last_round: dict[str, Any] = {}
-        """Of the last training exchange: ``train_loss``, ``messages_s``, ``bytes_down``, ``bytes_up``, ``clusters``
+        """Last training exchange: ``train_loss``, ``messages_s``, ``bytes_down``, ``bytes_up``, ``clusters``
         (the control units' reports), ``failed`` and ``faults``."""
 
     def get_node_ids(self) -> Iterable[int]:
@@ -95,7 +94,7 @@ class RecordingGrid(ForwardingGrid):
                 raise RoundFailed(f"clusters {missing} have not been connected for {self._all_needed_s:g} s")
             time.sleep(0.5)
 
-    def get_nodes(self) -> Iterable[NodeInfo]:
+    def get_nodes(self) -> Iterable[Any]:
         """See Grid."""
         return (node for node in self._grid.get_nodes() if node.node_id in self._clusters)
 

@@ -1,4 +1,4 @@
-"""Which reply answers which message: by the message's id, not by the sender that the reply names."""
+"""Replies matched to messages, by the message's id and not by the sender that the reply names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from logging import WARNING
 
 from flwr.app import Error, Message
 
-from strategies.flower_internals import ErrorCode, log
+from strategies.flower_names import INVALID_FAB, MOD_FAILED_PRECONDITION, log
+
+_FOREIGN_APP = (
+    "its control unit does not run this run's app: its release is another one; install the same release on the server "
+    "and all control units, or read the app's code and start the control unit with collapipe join --allow-app DIGEST; "
+    "its log names both digests"
+)
+
+
+def error_reason(reply: Message) -> str:
+    """Return the reason of an error; of an app that was refused, with the remedy."""
+    return _FOREIGN_APP if reply.error.code == INVALID_FAB else str(reply.error.reason)
 
 
 def match_replies(orders: Sequence[Message], replies: Iterable[Message]) -> list[Message | None]:
@@ -42,7 +53,7 @@ def matches(orders: Sequence[Message], replies: Iterable[Message]) -> Iterator[t
             log(WARNING, "a reply to %s is left out", excess)
             continue
         answered.add(place)
-        yield place, _as_from(orders[place], reply)
+        yield place, answer_of(orders[place], reply)
         # The next one is not waited for with this one in memory.
         del reply
 
@@ -57,14 +68,15 @@ def exchange_seconds(reply: Message) -> float | None:
     return reply.metadata.__dict__.get("_exchange_s")
 
 
-def failed(order: Message, reason: str, code: int = ErrorCode.MOD_FAILED_PRECONDITION) -> Message:
+def failed(order: Message, reason: str, code: int = MOD_FAILED_PRECONDITION) -> Message:
     """Return the error that stands for an order's answer."""
     return Message(Error(code, reason), reply_to=order)
 
 
-def _as_from(order: Message, reply: Message) -> Message:
-    """Return a reply as the asked node's own."""
-    if reply.metadata.src_node_id == order.metadata.dst_node_id:
+def answer_of(order: Message, reply: Message) -> Message:
+    """Return a reply as the asked node's own answer to an order, whatever the reply says of itself."""
+    metadata = reply.metadata
+    if (metadata.src_node_id, metadata.reply_to_message_id) == (order.metadata.dst_node_id, order.metadata.message_id):
         return reply
     if reply.has_error():
         return failed(order, str(reply.error.reason), reply.error.code)

@@ -1,4 +1,4 @@
-"""Which updates are in the average: what a control unit must know before it forgets what compression left behind."""
+"""Updates that are in the average: a control unit must know them before it forgets the rest of a compression."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class UpdateReceipts:
             self._counted[cluster] = self._previous_counts[cluster]
 
     def state(self) -> list[int]:
-        """What a continued run must know, as JSON values."""
+        """Return the state that a continued run needs, as JSON values."""
         return list(self._counted)
 
     def restore(self, state: Sequence[int]) -> None:

@@ -2,9 +2,8 @@
 
 ::
 
-    a reply's pieces ── SinglePulls ──> file of the round ── FedAvg, tensor by tensor ──> average
-                                             ^
-    decoded updates ─── ReplyIntake ─────────┘
+    pieces of a reply ── SinglePulls ──> file of the round ── FedAvg, tensor by tensor ──> average
+    decoded updates ──── ReplyIntake ──────────┘
 
 The file has no name: when the process ends, in whatever way, nothing of it is left. It goes when nobody has an array of
 its round any more. Updates below :data:`SMALL_BYTES`, such as those of adapters, stay in memory.
@@ -16,7 +15,7 @@ import math
 import os
 import tempfile
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -25,7 +24,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message
 from numpy.typing import NDArray
 
-from strategies.flower_internals import SType
+from strategies.flower_names import NUMPY_STYPE
 from strategies.npy_bytes import MOST_HEAD_BYTES, npy_layout
 
 SMALL_BYTES = 1 << 21
@@ -82,7 +81,7 @@ class SpooledArray(Array):
         ValueError
             If the file is of another length than its header says.
         """
-        if self.stype != SType.NUMPY:
+        if self.stype != NUMPY_STYPE:
             return super().numpy()
         layout = npy_layout(self.head(MOST_HEAD_BYTES))
         if layout.num_bytes != self.num_bytes:
@@ -124,19 +123,16 @@ class UpdateSpool:
         """
         if isinstance(array, SpooledArray):
             return array
-        return self.put_pieces(array.dtype, tuple(array.shape), array.stype, [array.data])
+        return self.put_pieces(array, [memoryview(array.data)])
 
-    def put_pieces(
-        self, dtype: str, shape: tuple[int, ...], stype: str, pieces: Iterable[bytes | memoryview]
-    ) -> SpooledArray:
-        """Write an array whose bytes come in pieces; see :meth:`put_aside`."""
-        views = [memoryview(piece) for piece in pieces]
+    def put_pieces(self, array: Array, pieces: Sequence[memoryview]) -> SpooledArray:
+        """Write an array whose bytes come in pieces, and whose own are ignored; see :meth:`put_aside`."""
         with self._lock:
             if self._file is None:
                 self._file = _RoundFile(self._folder)
             file = self._file
-        offset, num_bytes = file.append(views)
-        return SpooledArray(dtype, shape, stype, file, offset, num_bytes)
+        offset = file.append(pieces)
+        return SpooledArray(array.dtype, tuple(array.shape), array.stype, file, offset, sum(map(len, pieces)))
 
 
 class _RoundFile:
@@ -152,21 +148,20 @@ class _RoundFile:
         self._descriptor = file.fileno()
         weakref.finalize(self, file.close)
 
-    def append(self, pieces: list[memoryview]) -> tuple[int, int]:
-        """Write bytes at the end; returns where they begin, and how many they are."""
-        num_bytes = sum(piece.nbytes for piece in pieces)
+    def append(self, pieces: Sequence[memoryview]) -> int:
+        """Write bytes at the end, and return their offset [byte]."""
         with self._lock:
-            begin, self._end = self._end, self._end + num_bytes
+            begin, self._end = self._end, self._end + sum(map(len, pieces))
+            end = self._end
         offset = begin
-        for piece in pieces:
-            rest = piece.cast("B")
+        for rest in pieces:
             while rest:
                 try:
                     num_written = os.pwrite(self._descriptor, rest, offset)
                 except OSError as error:
-                    raise self._refused(error, begin + num_bytes) from error
+                    raise self._refused(error, end) from error
                 offset, rest = offset + num_written, rest[num_written:]
-        return begin, num_bytes
+        return begin
 
     def read_into(self, view: memoryview, offset: int) -> None:
         """Fill a view with the bytes from an offset on."""
@@ -186,7 +181,7 @@ class _RoundFile:
 
 
 def is_in_memory(array: Array) -> bool:
-    """Whether an array has its bytes, and reads them from no file."""
+    """Return whether an array has its bytes in memory."""
     return not isinstance(array, SpooledArray)
 
 
@@ -201,7 +196,7 @@ def data_head(array: Array, num_bytes: int) -> bytes:
 
 
 def record_bytes(arrays: ArrayRecord) -> int:
-    """As ``arrays.count_bytes()``, with the names; reads no file."""
+    """Count the bytes of arrays and their names, as ``arrays.count_bytes()``; reads no file."""
     return sum(len(name) + data_bytes(array) for name, array in arrays.items())
 
 

@@ -1,8 +1,8 @@
-"""Plans by what was measured, and changes them only where that pays: a move of TEBs costs time, and estimates err.
+"""Plans by measured times, changed only where that pays: a move of TEBs costs time, and estimates err.
 
-A round's problem has the measured times. Where the new segments differ from those that a cluster has run, both are put
-to the event simulator under the same estimates. The new ones are taken if the time that they save in the next
-:data:`HORIZON` rounds is more than moving the TEBs takes, and if it is no matter of noise; else the old ones stay.
+A round's problem has the measured times. Where the new segments differ from those that a cluster has run, the
+event simulator times both under the same estimates. The new ones are taken if they save more time in the next
+:data:`HORIZON` rounds than moving the TEBs takes, and more than noise explains; else the old ones stay.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from client_pipeline.counted import counted
 from client_pipeline.partition.plan import ClusterPlan
-from strategies.dssda.answer import Answer, SegmentChoice
-from strategies.dssda.evaluation import Match, exceeds, score
+from strategies.dssda.answer import Answer, Match, SegmentChoice
+from strategies.dssda.evaluation import exceeds, score
 from strategies.dssda.instance import Instance
 from strategies.estimation.cluster_times import DEVICE, MOVE, SPOKEN
 from strategies.estimation.measured_network import MeasuredNetwork, Prediction
@@ -28,45 +29,45 @@ LEAST_GAIN, MOST_GAIN = 0.02, 0.04
 _DEVIATIONS = 3.0
 """Standard deviations of the estimates that a gain must have beside the least one."""
 _LOOK, _FIRST_LOOKS = 5, 6
-"""Rounds after which better segments are looked for where nothing was noticed; and rounds that begin with a look."""
+"""Rounds between two searches for better segments where nothing was noticed; and first rounds that all search."""
 UNSEEN = 30
-"""Rounds without work after which a device is given one TEB for one round: nobody else can tell what it takes now."""
+"""Rounds without work after which a device gets one TEB for one round, to measure its present time."""
 _FIRST_MOVE_S, _FIRST_BYTES_S = 1.0, 5e7
-"""What a move takes before any was seen: seconds, and bytes in a second."""
+"""Assumed cost of a move before any was seen: seconds, and bytes in a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanChange:
-    """Another plan for a cluster, or one that was not taken."""
+    """Plan change of a cluster, taken or declined."""
 
     cluster: int
     taken: bool
     reason: str
-    """What changed, and why the plan did or did not."""
+    """Cause of the change, and the ground for taking or declining it."""
     gain_s: float
     """Seconds of a round that it saves, as estimated."""
     move_s: float
     """Seconds that moving the TEBs takes, as estimated."""
     trial: bool = False
-    """Whether it is for one round alone, to see what a device takes."""
+    """True if it is for one round alone, to measure a device."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the fields as JSON values."""
         return dict(vars(self))
 
 
 @dataclass(kw_only=True)
 class _Standing:
-    """What a cluster ran last, and what was noticed since its plan was made."""
+    """Last plan of a cluster, and the changes noticed since it was made."""
 
     plan: ClusterPlan | None = None
     noticed: list[str] = field(default_factory=list)
     declined: str = ""
-    """Segments that were not worth their move, when this was said last."""
+    """Segments that were last reported as not worth their move."""
     looked: int = 0
-    """Round of the cluster's own count in which better segments were looked for last."""
+    """Last round, by the cluster's own count, that searched for better segments."""
     changed: bool = False
-    """Whether anything was noticed since."""
+    """True if anything was noticed since."""
     before_trial: ClusterPlan | None = None
     """Plan to return to after the round under way."""
 
@@ -76,19 +77,19 @@ class _Standing:
 
 
 class Adaptation:
-    """A run's estimates, and the plans that the clusters have.
+    """A run's estimates, and the clusters' present plans.
 
     Parameters
     ----------
-    network : what is measured
+    network : the measured times
     """
 
     def __init__(self, network: MeasuredNetwork) -> None:
         self.network = network
         self.changes: list[PlanChange] = []
-        """Of the round that was planned last."""
+        """Plan changes of the round that was planned last."""
         self.predictions: dict[int, Prediction] = {}
-        """Of the clusters that it selected."""
+        """Predictions for the clusters that this round selected."""
         self.settled_plans: dict[int, ClusterPlan] = {}
         """Segments, order and micro-batches of the clusters in the round that was planned last."""
         self._standings = [_Standing() for _ in network.clusters]
@@ -96,7 +97,7 @@ class Adaptation:
     def observe(
         self, round_: int, cluster: int, report: Mapping[str, Any], declared: Instance, planned_upload_s: float | None
     ) -> None:
-        """Learn of the report of a cluster that trained."""
+        """Learn from the report of a cluster that trained."""
         standing = self._standings[cluster]
         times = self.network.clusters[cluster]
         away = set(times.away)
@@ -114,25 +115,24 @@ class Adaptation:
         standing.changed = standing.changed or back is not None
 
     def settle(self, instance: Instance, indices: tuple[int, ...], answer: Answer, refines: bool) -> Answer:
-        """Return an answer with the best segments, or with those that clusters have where others are not worth it.
+        """Return the answer with new segments where they pay, else with the clusters' present ones.
 
         Parameters
         ----------
         instance : measured, of the clusters that are planned
-        indices : which clusters of the run these are
+        indices : their numbers in the run
         answer : of the policy
         refines : whether the event simulator may improve the policy's segments
         """
         self.changes, self.settled_plans = [], {}
         matches: list[Match | None] = []
         for n, part in enumerate(answer.clusters):
-            if not part.selected or part.choice is None or part.channel is None or part.power_w is None:
-                matches.append(None)
-                continue
-            plan = self._settled(instance, n, indices[n], part.choice, refines)
-            self.settled_plans[indices[n]] = plan
-            same = (plan.delta, plan.m) == (part.choice.delta, part.choice.m)
-            matches.append(Match(part.choice if same else choice_of(instance, n, plan), part.channel, part.power_w))
+            if (match := part.match) is not None:
+                plan = self._settled(instance, n, indices[n], match.choice, refines)
+                self.settled_plans[indices[n]] = plan
+                if (plan.delta, plan.m) != (match.choice.delta, match.choice.m):
+                    match = replace(match, choice=choice_of(instance, n, plan))
+            matches.append(match)
         if all(m is None or m.choice is part.choice for m, part in zip(matches, answer.clusters, strict=True)):
             return answer
         return score(instance, matches, "feasible")
@@ -154,7 +154,7 @@ class Adaptation:
             plan = refined_plan(instance, n, proposed, lambda tried: network.predict(single, 0, tried).train_s)
         if old is None or not fits:
             if old is not None:
-                # There is no choice: what it had does not fit any more.
+                # There is no choice: the old plan no longer fits.
                 reason = f"{'; '.join(standing.noticed) or 'the devices changed'}; {_segments(old)} does not fit"
                 self.changes.append(PlanChange(cluster=cluster, taken=True, reason=reason, gain_s=0.0, move_s=0.0))
                 standing.noticed = []
@@ -178,13 +178,13 @@ class Adaptation:
             standing.declined = _segments(plan)
             reason = (
                 f"{_segments(plan)} instead of {_segments(old)} would save {gain_s:.3g} s of {before.train_s:.3g} s a "
-                f"round, and moving {moved} TEBs takes {move_s:.3g} s: not worth it"
+                f"round, and moving {counted(moved, 'TEB')} takes {move_s:.3g} s: not worth it"
             )
             self.changes.append(PlanChange(cluster=cluster, taken=False, reason=reason, gain_s=gain_s, move_s=move_s))
         return old
 
     def _trial(self, instance: Instance, cluster: int, old: ClusterPlan) -> ClusterPlan | None:
-        """Give one TEB to a device that nobody has seen work for long; None if there is none, or it costs a round."""
+        """Give one TEB to a device that has been idle for long; None if there is none, or if that costs a round."""
         times, memory = self.network.clusters[cluster], instance.device_arrays(0).mem
         unseen = {
             k: times.unseen_rounds(k)
@@ -206,7 +206,8 @@ class Adaptation:
         if loss_s + move_s > before.train_s:
             return None
         reason = (
-            f"device {device} has not worked for {unseen[device]} rounds: one TEB for one round, to see what it takes"
+            f"device {device} has not worked for {counted(unseen[device], 'round')}: one TEB for one round, to see "
+            "what it takes"
         )
         self.changes.append(
             PlanChange(cluster=cluster, taken=True, reason=reason, gain_s=-loss_s, move_s=move_s, trial=True)
@@ -224,11 +225,11 @@ class Adaptation:
         return known.seconds(num_bytes)
 
     def predict(self, instance: Instance, plans: Mapping[int, ClusterPlan]) -> None:
-        """Note how long the selected clusters will take."""
+        """Predict and keep the times of the selected clusters."""
         self.predictions = {n: self.network.predict(instance, n, plan) for n, plan in plans.items()}
 
     def comparison(self, cluster: int, report: Mapping[str, Any], planned_upload_s: float | None) -> dict[str, Any]:
-        """What was predicted of a cluster's round beside what its report says, as JSON values."""
+        """Return predicted and reported times of a cluster's round, as JSON values."""
         predicted = self.predictions[cluster]
         return {
             "cluster": cluster,
@@ -241,11 +242,11 @@ class Adaptation:
         }
 
     def record(self) -> dict[str, Any]:
-        """How the round was planned, as JSON values."""
+        """Return the round's plan changes and the estimates, as JSON values."""
         return {"changes": [change.to_dict() for change in self.changes], "estimates": self.estimates()}
 
     def estimates(self) -> list[dict[str, Any]]:
-        """What is known of each cluster, as JSON values."""
+        """Return the estimated times of each cluster, as JSON values."""
         return [
             {
                 "cluster": n,
@@ -265,7 +266,7 @@ class Adaptation:
         ]
 
     def state(self) -> dict[str, Any]:
-        """What a continued run must know, as JSON values."""
+        """Return the state that a resumed run needs, as JSON values."""
         return {
             "network": self.network.to_dict(),
             "standings": [
@@ -288,7 +289,7 @@ class SettledPolicy(RoundPolicy):
     Parameters
     ----------
     policy : decides
-    adaptation : knows what runs
+    adaptation : holds the present plans
     """
 
     def __init__(self, policy: RoundPolicy, adaptation: Adaptation) -> None:
@@ -296,7 +297,7 @@ class SettledPolicy(RoundPolicy):
         self._policy, self._adaptation = policy, adaptation
 
     def plan(self, round_: Round) -> Answer:
-        """Plan, and keep what is as good."""
+        """Plan, and keep present segments that are as good."""
         answer = self._policy.plan(round_)
         if answer.status == "infeasible":
             return answer
@@ -304,13 +305,13 @@ class SettledPolicy(RoundPolicy):
 
 
 def _newest(noticed: list[str], texts: list[str]) -> list[str]:
-    """What was noticed, the latest of each device, link or stream."""
+    """Return the notices, the latest of each device, link or stream."""
     subjects = {text.partition(" takes ")[0] for text in texts}
     return [*(text for text in noticed if text.partition(" takes ")[0] not in subjects), *texts][-8:]
 
 
 def _holds(instance: Instance, n: int, plan: ClusterPlan) -> bool:
-    """Whether a plan still fits the cluster's memory and allowed micro-batches."""
+    """Return whether a plan still fits the cluster's memory and allowed micro-batches."""
     memory = instance.device_arrays(n).mem
     if len(plan.delta) != len(memory):
         return False
@@ -319,7 +320,7 @@ def _holds(instance: Instance, n: int, plan: ClusterPlan) -> bool:
 
 
 def _owners(plan: ClusterPlan) -> list[int]:
-    """Device of each TEB."""
+    """Return the device of each TEB."""
     return [segment.device for segment in plan.segments() for _ in segment.blocks]
 
 
@@ -345,5 +346,5 @@ def _reason(
     saved = 1 - after.train_s / before.train_s
     return (
         f"{'; '.join(parts)}; {_segments(old)} becomes {_segments(new)}: {after.train_s:.3g} s a round instead of "
-        f"{before.train_s:.3g} s ({saved:.0%} less), moving {moved} TEBs takes {move_s:.3g} s"
+        f"{before.train_s:.3g} s ({saved:.0%} less), moving {counted(moved, 'TEB')} takes {move_s:.3g} s"
     )

@@ -1,4 +1,4 @@
-"""What a round costs under the system model: seconds, joules, bytes and memory of weak devices, not of this machine.
+"""Costs of a round under the system model: seconds, joules, bytes and memory of weak devices, not of this machine.
 
 Virtual time is that of the event simulator, on the action lists that the runtime executes and the real sizes of the
 micro-batches; Eq. (15) and fused chunks are reported beside it. Downlink, server and evaluation are free.
@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime.event_simulator import FUSED, StageTimes, simulate_pipeline
 from client_pipeline.system.latency import round_latency
 from client_pipeline.system.radio import Array
 from client_pipeline.system.scenario import Scenario
+from client_pipeline.timetable.event_simulator import FUSED, StageTimes, simulate_pipeline
 from strategies.dssda.evaluation import device_energy, pipeline_seconds
 from strategies.dssda.instance import Instance
 from strategies.planning.plan_demands import device_memory, pipeline_of, plan_times
@@ -27,7 +27,7 @@ from strategies.planning.streamed_round import streamed_latency
 
 @dataclass(frozen=True, kw_only=True)
 class StepWork:
-    """One local step of one cluster."""
+    """Work of one local step of one cluster."""
 
     pipeline_s: float
     """D_n: event-simulated, with the plan's schedule [s]."""
@@ -36,15 +36,15 @@ class StepWork:
     pipeline_eq15_s: float
     """By Eq. (15) [s]."""
     device_energy_j: Array
-    """(K,) [J]."""
+    """Energy of each device, (K,) [J]."""
     link_bytes: Array
     """Activations and gradients over the link after each device, as the costs count them, (K,) [byte]."""
     device_memory_bytes: Array
-    """As modelled, (K,) [byte]."""
+    """Modelled memory of each device, (K,) [byte]."""
 
 
 Work = Callable[[Instance, int, ClusterPlan], StepWork]
-"""What a step of a cluster takes under a plan."""
+"""Function that returns the work of a cluster's step under a plan."""
 
 Times = Callable[[Instance, int, ClusterPlan], StageTimes]
 """Seconds of each stage and link for each micro-batch; see :func:`plan_times`."""
@@ -52,27 +52,27 @@ Times = Callable[[Instance, int, ClusterPlan], StageTimes]
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterCosts:
-    """One selected cluster in a round."""
+    """Costs of one selected cluster in a round."""
 
     work: StepWork
     train_s: float
     """All local steps [s]."""
     uplink_s: float
-    """[s]."""
+    """Time of the upload [s]."""
     uplink_wait_s: float
     """Wait for a channel that another cluster uses [s]; 0 where every cluster has its own."""
     uplink_energy_j: float
-    """[J]."""
+    """Energy of the upload [J]."""
     waiting_s: float
-    """From its upload's end to the round's [s]."""
+    """Time from its upload's end to the round's [s]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundCosts:
-    """A round."""
+    """Costs of a round."""
 
     clusters: list[ClusterCosts | None]
-    """None for a cluster that does not train, (N,)."""
+    """Costs of each cluster, (N,); None for one that does not train."""
     latency_s: float
     """Eq. (26) with event-simulated pipelines [s]; NaN if nobody trains."""
     latency_fused_s: float
@@ -86,20 +86,20 @@ class RoundCosts:
 
 
 def pipeline_work(instance: Instance, cluster: int, plan: ClusterPlan) -> StepWork:
-    """A step of a pipeline."""
+    """Return the work of a step of a pipeline."""
     link_bits = float(instance.link_bits(plan.m)) * plan.m
-    order = [segment.device for segment in plan.segments()]
+    order = plan.devices
     last = order[-1]
     carried = np.array([link_bits / 8 if d > 0 and k != last else 0.0 for k, d in enumerate(plan.delta)])
     # The closed expressions know micro-batches alone.
     whole = replace(plan, token_slices=1)
-    # What a step really takes, whatever the constraint counts.
-    exact = replace(instance, energy="exact")
+    # The exact energy, whatever the constraint counts.
+    exact, loads = replace(instance, energy="exact"), instance.loads(plan.delta, order)
     return StepWork(
         pipeline_s=pipeline_of(instance, cluster, plan).makespan,
         pipeline_fused_s=simulate_pipeline(FUSED, *plan_times(instance, cluster, whole)).makespan,
-        pipeline_eq15_s=pipeline_seconds(replace(instance, latency="eq15"), cluster, plan.delta, plan.m, None),
-        device_energy_j=device_energy(exact, cluster, plan.delta, plan.m, last),
+        pipeline_eq15_s=pipeline_seconds(replace(instance, latency="eq15"), cluster, loads, plan.m, None),
+        device_energy_j=device_energy(exact, cluster, loads, plan.m, last),
         link_bytes=carried,
         device_memory_bytes=device_memory(instance, plan),
     )
@@ -111,8 +111,8 @@ def round_costs(decision: Decision, work: Work, trained: list[bool] | None = Non
     Parameters
     ----------
     decision : the round's
-    work : what a step takes
-    trained : which clusters did train, (N,); all that were selected if None
+    work : function for the work of a step
+    trained : True for clusters that trained, (N,); None: all selected ones
     """
     instance, answer = decision.instance, decision.answer
     work_and_upload: list[tuple[StepWork, float, float] | None] = []
@@ -159,7 +159,7 @@ def _energy(clusters: list[ClusterCosts | None], steps: int) -> float:
 
 
 def costs_record(decision: Decision, costs: RoundCosts, gamma: Array, scenario: Scenario) -> dict[str, Any]:
-    """A round's costs as JSON values: ``virtual`` of a run's ``rounds.jsonl``."""
+    """Return a round's costs as JSON values: ``virtual`` of a run's ``rounds.jsonl``."""
     instance = decision.instance
     clusters = []
     for n, (plan, cluster_costs) in enumerate(zip(decision.plans, costs.clusters, strict=True)):

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from client_pipeline.system.channels import NetworkState
 from client_pipeline.system.radio import Array
 from client_pipeline.system.scenario import Scenario
-from strategies.dssda.answer import Answer
-from strategies.dssda.evaluation import Match, violations
-from strategies.dssda.instance import Instance
-from strategies.dssda.queues import Queues
+from strategies.dssda.evaluation import violations
 from strategies.planning.costs import RoundCosts, Work, pipeline_work, round_costs
 from strategies.planning.plan_demands import memory_violations
 from strategies.planning.planner import Decision, RoundPlanner
@@ -22,40 +18,14 @@ from strategies.planning.policy import RoundPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedRound:
-    """One round's plan and what it amounts to."""
+class PlannedRound(Decision):
+    """Plan of one round, and its outcome."""
 
-    decision: Decision
     costs: RoundCosts
     gamma: Array
     """Convergence bound of each cluster, Eq. (28), (N,)."""
     violations: list[str]
     """Constraints that the plan breaks."""
-
-    @property
-    def number(self) -> int:
-        """From 1."""
-        return self.decision.number
-
-    @property
-    def instance(self) -> Instance:
-        """The round's problem."""
-        return self.decision.instance
-
-    @property
-    def answer(self) -> Answer:
-        """The policy's."""
-        return self.decision.answer
-
-    @property
-    def queues(self) -> Queues:
-        """That the plan was made with."""
-        return self.decision.queues
-
-    @property
-    def selected(self) -> list[bool]:
-        """Which clusters train, (N,)."""
-        return self.decision.selected
 
     @property
     def latency_s(self) -> float:
@@ -93,8 +63,6 @@ def plan_rounds(
     power_control: str = "exact",
     schedule: str = "",
     token_slices: int = 1,
-    lookahead: int = 1,
-    forecast: Callable[[int], NetworkState] | None = None,
 ) -> Iterator[PlannedRound]:
     """Plan round after round; each round's true Gamma moves the queues once, Eq. (29).
 
@@ -104,10 +72,9 @@ def plan_rounds(
     policy : decides
     num_rounds : T
     drift : ``true``; or ``printed``, for ``dssda-paper`` alone
-    work : what a step takes
+    work : function for the work of a step
     power_control : ``exact``, which needs no convex programs; or ``sca``, as in a run
     schedule, token_slices : of the pipelines, see :class:`RoundPlanner`
-    lookahead, forecast : see :class:`RoundPlanner`
     """
     planner = RoundPlanner(
         scenario,
@@ -116,31 +83,24 @@ def plan_rounds(
         power_control=power_control,
         schedule=schedule,
         token_slices=token_slices,
-        lookahead=lookahead,
-        forecast=forecast,
     )
     losses = LossTrace(scenario.num_clusters, scenario.seed)
     for number in range(1, num_rounds + 1):
         decision = planner.plan(number, losses.round(number))
         gamma = planner.settle(decision)
         yield PlannedRound(
-            decision=decision,
-            costs=round_costs(decision, work),
+            **vars(decision),
+            costs=round_costs(decision.as_declared(), work),
             gamma=gamma,
             violations=_violations(decision),
         )
 
 
 def _violations(decision: Decision) -> list[str]:
-    matches = [
-        Match(c.choice, c.channel, c.power_w)
-        if c.selected and c.choice is not None and c.channel is not None and c.power_w is not None
-        else None
-        for c in decision.answer.clusters
-    ]
+    matches = [part.match for part in decision.answer.clusters]
     if not any(matches):
         return []
-    # What the segments take of the memory depends on the schedule, which an instance's own C7 does not know.
+    # The memory of the segments depends on the schedule, which an instance's own C7 ignores.
     broken = violations(replace(decision.instance, gamma0=0.0, gamma_act=0.0), matches)
     for n, match in enumerate(matches):
         if match is not None:
@@ -149,13 +109,13 @@ def _violations(decision: Decision) -> list[str]:
 
 
 class LossTrace:
-    """Training losses that nobody trained for: each cluster's level, a slow fall, noise; for ``loss-only``."""
+    """Synthetic training losses: each cluster's level, a slow fall, noise; for ``loss-only``."""
 
     def __init__(self, num_clusters: int, seed: int) -> None:
         self._seed = seed
         self._level = np.random.default_rng([seed, 0]).uniform(1.0, 3.0, num_clusters)
 
     def round(self, number: int) -> list[float]:
-        """Losses of a round, (N,)."""
+        """Return the losses of a round, (N,)."""
         noise = np.random.default_rng([self._seed, number]).lognormal(0.0, 0.3, len(self._level))
         return [float(v) for v in self._level * noise / math.sqrt(number)]

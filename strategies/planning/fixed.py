@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from client_pipeline.partition.plan import ClusterPlan, read_plans
-from strategies.dssda.answer import Answer
-from strategies.dssda.evaluation import Match, exceeds, score
+from strategies.dssda.answer import Answer, Match
+from strategies.dssda.evaluation import exceeds, score
 from strategies.dssda.instance import Instance
 from strategies.planning.plan_demands import memory_violations
 from strategies.planning.policy import Round, RoundPolicy, answer_for_all, plan_with
@@ -28,6 +28,7 @@ class FixedPlans(RoundPolicy):
     """
 
     name = "fixed"
+    tells_tebs_apart = True
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,14 +64,14 @@ class FixedPlans(RoundPolicy):
             if answer.status == "infeasible":
                 return answer
             for n in group:
-                part, power_w = answer.clusters[n], plans[n].power_w
-                if part.choice is not None and part.channel is not None and part.power_w is not None:
-                    power_w = part.power_w if power_w is None else power_w
-                    matches[n] = Match(part.choice, channels[part.channel], power_w)
+                power_w = plans[n].power_w
+                if (match := answer.clusters[n].match) is not None:
+                    power_w = match.power_w if power_w is None else power_w
+                    matches[n] = Match(match.choice, channels[match.channel], power_w)
         return score(instance, matches, "feasible")
 
     def plans(self, round_: Round, answer: Answer) -> list[ClusterPlan]:
-        """The file's own, order and schedule included, with the answer's channels and powers."""
+        """Return the file's plans, order and schedule included, with the answer's channels and powers."""
         return [
             replace(self.file_plans[i], selected=part.selected, channel=part.channel, power_w=part.power_w)
             for i, part in zip(round_.indices, answer.clusters, strict=True)

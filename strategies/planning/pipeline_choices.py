@@ -1,11 +1,11 @@
-"""Which schedules and token slices a cluster's pipeline may have, as a configuration or a command names them."""
+"""Schedules and token slices that a cluster's pipeline may have, as a configuration or a command names them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from client_pipeline.partition.plan import MOST_TOKEN_SLICES, ClusterPlan
-from client_pipeline.runtime.schedules import schedules_of
+from client_pipeline.timetable.schedules import schedules_of
 
 AUTO_SLICES = (1, 2, 4, 8)
 """Numbers of token slices that the event simulator chooses from."""
@@ -13,7 +13,7 @@ AUTO_SLICES = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class PipelineChoices:
-    """What there is to choose from."""
+    """Schedules and token slices to choose from."""
 
     schedules: tuple[str, ...] = ()
     """Empty: the plan's own."""
@@ -39,16 +39,16 @@ class PipelineChoices:
 
     @property
     def any(self) -> bool:
-        """Whether there is anything to choose."""
+        """True if there is anything to choose."""
         return bool(self.schedules or self.token_slices)
 
     @property
     def only_gpipe(self) -> bool:
-        """Whether a plan that has room for a batch under GPipe has room for what is chosen, and no other has."""
+        """True if a plan fits under these choices exactly when it fits under GPipe."""
         return set(self.schedules) <= {"gpipe"} and (not self.token_slices or 1 in self.token_slices)
 
     def plans(self, plan: ClusterPlan) -> list[ClusterPlan]:
-        """Return a plan in all ways in which it may run."""
+        """Return a plan with every schedule and number of slices to choose from."""
         return [
             replace(plan, schedule=schedule, token_slices=slices)
             for slices in self.token_slices or (plan.token_slices,)

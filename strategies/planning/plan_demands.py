@@ -1,4 +1,4 @@
-"""What a plan asks of a cluster: seconds of its stages and links, and memory of its devices under its schedule."""
+"""Demands of a plan on a cluster: seconds of its stages and links, and memory of its devices under its schedule."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from dataclasses import replace
 import numpy as np
 
 from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
-from client_pipeline.runtime.event_simulator import Simulation, StageTimes, simulate_pipeline, stage_times
-from client_pipeline.runtime.schedules import held_at_backward
 from client_pipeline.system.device_memory import TebMemory
 from client_pipeline.system.radio import Array
+from client_pipeline.timetable.event_simulator import Simulation, StageTimes, simulate_pipeline, stage_times
+from client_pipeline.timetable.schedules import held_at_backward
 from strategies.dssda.evaluation import exceeds
 from strategies.dssda.instance import Device, Instance
 
 
 def plan_times(instance: Instance, cluster: int, plan: ClusterPlan) -> StageTimes:
-    """Seconds of each stage and link of a plan for each real micro-batch, as ``simulate_pipeline`` takes them.
+    """Return each stage's and link's seconds for each real micro-batch, as ``simulate_pipeline`` takes them.
 
-    For each token slice where the plan cuts micro-batches into some.
+    If the plan cuts micro-batches into token slices, each slice has its own time.
     """
     devices = instance.device_arrays(cluster)
-    order = [segment.device for segment in plan.segments()]
+    order = plan.devices
+    loads = instance.loads(plan.delta, order)
     return stage_times(
-        num_blocks=[plan.delta[k] for k in order],
+        num_blocks=[loads[k] for k in order],
         speed=list((devices.phi * devices.f)[order]),
         link_rate=list(devices.rate[order]),
         micro_batches=micro_batch_sizes(instance.b, plan.m),
@@ -49,7 +50,7 @@ def pipeline_of(instance: Instance, cluster: int, plan: ClusterPlan) -> Simulati
 
 
 def device_memory(instance: Instance, plan: ClusterPlan) -> Array:
-    """Memory of each device under a plan, as the device itself counts what it holds, (K,) [byte].
+    """Return the memory of each device under a plan, as the device itself counts it, (K,) [byte].
 
     gamma_0 has a batch's activations as GPipe keeps them; under another schedule stage s keeps those of the largest
     micro-batches that it holds at once. Token slices keep keys and values more than once. See
@@ -68,7 +69,7 @@ def _each_stage(instance: Instance, plan: ClusterPlan, stage_bytes: Callable[...
 
 
 def _teb_memory(instance: Instance) -> TebMemory:
-    """What TEBs need; without a model what gamma_0 says of it, and a micro-batch that waits counts as a whole one."""
+    """Return the memory of TEBs; without a model by gamma_0, where a waiting micro-batch counts as a whole one."""
     if instance.memory is not None:
         return instance.memory
     return TebMemory(
@@ -82,9 +83,9 @@ def _teb_memory(instance: Instance) -> TebMemory:
 
 
 def lean_instance(instance: Instance) -> Instance:
-    """Return the problem with the least memory that any schedule takes: of one micro-batch, as small as there are.
+    """Return the problem with the least memory that any schedule takes: that of one smallest micro-batch.
 
-    What is planned with it may fit no schedule: :func:`memory_violations` tells.
+    A plan that is made with it may fit no schedule; :func:`memory_violations` checks it.
     """
     smallest = _smallest_micro_batch(instance)
     gamma0 = instance.gamma0 - instance.gamma_act * (1 - smallest / instance.b)
@@ -96,20 +97,20 @@ def lean_instance(instance: Instance) -> Instance:
 
 
 def _with_room(devices: Sequence[Device], spared: float) -> tuple[Device, ...]:
-    # A device without any memory is one that cannot be used.
+    # A device without any memory cannot be used.
     return tuple(replace(device, mem=device.mem + spared) if device.mem > 0 else device for device in devices)
 
 
 def _smallest_micro_batch(instance: Instance) -> int:
-    """Largest micro-batch of a batch that is cut into as many as there may be [samples]."""
+    """Return the largest micro-batch of a batch that is cut into the most parts allowed [samples]."""
     return max(micro_batch_sizes(instance.b, max(m for m in instance.m_set if m <= instance.b)))
 
 
 def memory_violations(instance: Instance, cluster: int, plan: ClusterPlan) -> list[str]:
-    """Devices that lack the memory that a plan takes (C7), in words; empty if none does."""
+    """Return a text for each device that lacks a plan's memory (C7); empty if none does."""
     needed_bytes, memory = device_memory(instance, plan), instance.device_arrays(cluster).mem
     if instance.memory is not None:
-        # What is needed beside TEBs was taken off as of one micro-batch; the plan's own may be less.
+        # The need beside TEBs was subtracted as of one micro-batch; the plan's own may be less.
         beside = _each_stage(instance, plan, instance.memory.stage_peak) - needed_bytes
         spared = np.maximum(instance.memory.device_memory(instance.b) - beside, 0.0)
         memory = np.where(memory > 0, memory + spared, memory)

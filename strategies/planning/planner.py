@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,13 +16,13 @@ from client_pipeline.system.radio import Array, upload_energy, upload_time
 from client_pipeline.system.scenario import Scenario
 from strategies.dssda.answer import Answer, ClusterAnswer, Infeasibility
 from strategies.dssda.instance import Instance
-from strategies.dssda.power_control import PowerControl, check_power_control, control_power
+from strategies.dssda.paper.power_control import PowerControl, check_power_control, control_power
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import per_round_bound, round_bound, round_instance
 from strategies.dssda.split_band import divided
+from strategies.dssda.unequal_tebs import counted_tebs
 from strategies.estimation.measured_network import MeasuredNetwork
 from strategies.planning.adaptation import Adaptation, SettledPolicy
-from strategies.planning.lookahead import WindowPrices, window_prices
 from strategies.planning.pipeline_choices import PipelineChoices
 from strategies.planning.policy import Round, RoundPolicy, answer_for_all
 from strategies.planning.schedule_choice import ScheduledPolicy, scheduled_plans, simulated_seconds
@@ -32,7 +32,7 @@ _OF_DEVICES = ("C1", "C2", "C7", "C9")
 
 
 class InfeasibleRound(RuntimeError):
-    """No cluster has a plan; the message gives each one's reason."""
+    """Failure of a round in which no cluster has a plan; the message gives each one's reason."""
 
     def __init__(self, number: int, left_out: Mapping[int, str]) -> None:
         reasons = "; ".join(f"cluster {n}: {reason}" for n, reason in sorted(left_out.items()))
@@ -42,28 +42,28 @@ class InfeasibleRound(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What was decided for a round, and on which grounds."""
+    """Plan of a round, with the data that it was made from."""
 
     number: int
-    """From 1."""
+    """Round number, from 1."""
     network: NetworkState
     instance: Instance
     declared: Instance
-    """The same as the scenario says; ``instance`` itself where nothing is measured."""
+    """The same problem as the scenario declares it; ``instance`` itself where nothing is measured."""
     answer: Answer
     plans: list[ClusterPlan]
-    """Of all clusters, (N,)."""
+    """Plans of all clusters, (N,)."""
     queues: Queues
-    """That the plan was made with."""
+    """Queues that the plan was made with."""
     left_out: dict[int, str]
     """Reasons of the clusters that could not be planned."""
     power_control: PowerControl | None
-    """How the powers were found by convex programs; None where the policy's own stand."""
-    window: WindowPrices | None = None
-    """What Gamma costs in the round, seen from the end of a window; None: what the queues say."""
+    """Result of the convex programs for the powers; None where the policy's own powers stand."""
+    teb_costs: str = ""
+    """How the plan counts TEBs that cost differently, in words; empty: they cost the same."""
 
     def declared_upload_s(self, cluster: int) -> float | None:
-        """Seconds of a cluster's upload as the scenario says; None if it has no channel [s]."""
+        """Return the time of a cluster's upload as the scenario declares it; None if it has no channel [s]."""
         part = self.answer.clusters[cluster]
         if part.channel is None or part.power_w is None:
             return None
@@ -71,7 +71,7 @@ class Decision:
         return float(upload_time(self.declared.upload_bits(cluster, self.plans[cluster].m), rate))
 
     def as_declared(self) -> Decision:
-        """The same decision with uploads as long, and as costly, as the scenario says."""
+        """Return the same decision with the time and energy of uploads as the scenario declares them."""
         if self.declared is self.instance:
             return self
         parts = list(self.answer.clusters)
@@ -84,12 +84,12 @@ class Decision:
 
     @property
     def selected(self) -> list[bool]:
-        """Which clusters train, (N,)."""
+        """True for clusters that train, (N,)."""
         return [c.selected for c in self.answer.clusters]
 
 
 class RoundPlanner:
-    """Plans a run's rounds, one after the other.
+    """Planner of a run's rounds, one after the other.
 
     Parameters
     ----------
@@ -101,13 +101,11 @@ class RoundPlanner:
     schedule : of the clusters' pipelines; ``auto``: the event simulator's choice, cluster by cluster; empty: as the
         policy's plans say
     token_slices : of each micro-batch; 0: the event simulator's choice, likewise; 1: as the policy's plans say
-    lookahead : H, rounds of a window whose networks are forecast, the one under way among them; 1: none
-    forecast : gives the networks of later rounds; the scenario's own if None, as they will be
 
     Raises
     ------
     ValueError
-        For a window that the policy, or what it plans by, has no use for.
+        For token slices where the costs are measured.
     """
 
     def __init__(
@@ -120,8 +118,6 @@ class RoundPlanner:
         adaptation: Adaptation | None = None,
         schedule: str = "",
         token_slices: int = 1,
-        lookahead: int = 1,
-        forecast: Callable[[int], NetworkState] | None = None,
     ) -> None:
         check_power_control(power_control)
         self.scenario, self.policy, self.drift = scenario, policy, drift
@@ -133,13 +129,6 @@ class RoundPlanner:
                 f"planner.token-slices = {token_slices}: expected costs of scenario or model, found measured ones, "
                 "which tell nothing of slices; set costs, or leave it at 1"
             )
-        if lookahead > 1 and not (policy.weighs_bound and drift == "true" and adaptation is None):
-            raise ValueError(
-                f"planner.lookahead: {lookahead} rounds need a policy that weighs the bound, dssda or uniform, by the "
-                f"scenario's costs, found policy {policy.name} and {'measured' if adaptation else 'given'} costs; "
-                "set planner.lookahead = 1"
-            )
-        self.lookahead, self._forecast = lookahead, forecast
         self.queues = Queues.empty(scenario.num_clusters)
         # A cluster without such a budget among others with one never fills its queue.
         budgets = [math.inf if u.mean_energy_j is None else u.mean_energy_j for u in scenario.uplinks]
@@ -170,9 +159,8 @@ class RoundPlanner:
         memory = self.scenario.costs.memory
         if self.adaptation is None and (self._choices.any or (memory is not None and memory.recompute)):
             policy = ScheduledPolicy(policy, self._choices)
-        window = self._window(policy, network, losses, absent)
-        prices = self.queues if window is None else replace(self.queues, virtual=window.prices)
-        declared = instance = round_instance(self.scenario, network, prices, drift=self.drift)
+        declared = round_instance(self.scenario, network, self.queues, drift=self.drift)
+        instance, teb_costs = counted_tebs(declared, self._equal_tebs_reason())
         round_ = Round(number=number, instance=instance, losses=losses, per_round=per_round_bound(self.scenario))
         if self.adaptation is not None:
             round_ = _measured(round_, self.adaptation.network, policy, absent)
@@ -204,23 +192,14 @@ class RoundPlanner:
             queues=self.queues,
             left_out=left_out,
             power_control=controlled,
-            window=window,
+            teb_costs=teb_costs,
         )
 
-    def _window(
-        self, policy: RoundPolicy, network: NetworkState, losses: Sequence[float], absent: Mapping[int, str]
-    ) -> WindowPrices | None:
-        """Look at the rounds after this one; None without lookahead, or where one of them has no plan."""
-        if self.lookahead == 1:
-            return None
-        forecast = self._forecast or NetworkTrace(self.scenario).round
-        networks = [network, *(forecast(network.number + i) for i in range(1, self.lookahead))]
-
-        def plan(state: NetworkState, prices: Queues) -> Answer:
-            round_ = Round(number=state.number, instance=round_instance(self.scenario, state, prices), losses=losses)
-            return plan_whom_it_fits(policy, round_, absent)[0]
-
-        return window_prices(self.scenario, networks, self.queues, plan)
+    def _equal_tebs_reason(self) -> str:
+        """Return why the planner counts each TEB as the costliest; empty: it need not."""
+        if self.adaptation is not None:
+            return "times are measured by devices, not by TEBs"
+        return "" if self.policy.tells_tebs_apart else f"policy {self.policy.name} needs equal TEBs"
 
     def _scheduled(self, instance: Instance, answer: Answer, plans: list[ClusterPlan]) -> list[ClusterPlan]:
         """Decide schedules and token slices of the selected clusters."""
@@ -236,7 +215,7 @@ class RoundPlanner:
         return scheduled_plans(instance, answer, plans, self._choices, seconds)
 
     def settle(self, decision: Decision, trained: Collection[int] | None = None) -> Array:
-        """Update the queues once, with what the round really had, Eq. (29).
+        """Update the queues once, with the round's actual bound and energy, Eq. (29).
 
         Parameters
         ----------
@@ -259,7 +238,10 @@ class RoundPlanner:
         return gamma
 
     def state(self) -> dict[str, Any]:
-        """What a continued run must know, as JSON values: the network and the policies draw by round and seed alone."""
+        """Return the state that a resumed run needs, as JSON values.
+
+        The network and the policies draw by round and seed alone, so they have no state.
+        """
         adaptation = {} if self.adaptation is None else {"adaptation": self.adaptation.state()}
         return self.queues.to_dict() | adaptation
 
@@ -279,7 +261,7 @@ def plan_whom_it_fits(
     ----------
     policy : decides
     round_ : of all clusters
-    absent : clusters that are not to be planned, with the reason
+    absent : clusters that are left out from the start, with the reason
 
     Returns
     -------
@@ -308,7 +290,7 @@ def plan_whom_it_fits(
         reasons += for_all.infeasible
         blamed = {i.cluster for i in for_all.infeasible if i.cluster is not None}
         for reason in for_all.infeasible:
-            # One without a cluster ends the round for all; beside others it may be gone without these.
+            # A reason without a cluster ends the round for all; without the blamed clusters it may vanish.
             of_all = [] if blamed else candidates
             for n in of_all if reason.cluster is None else [reason.cluster]:
                 left_out.setdefault(n, reason.reason)
@@ -318,10 +300,10 @@ def plan_whom_it_fits(
 
 
 def _measured(declared: Round, network: MeasuredNetwork, policy: RoundPolicy, absent: Mapping[int, str]) -> Round:
-    """A round as it is measured; lost devices of clusters that have no plan without them are counted on again."""
+    """Return a round with measured times; clusters without any other plan use their lost devices again."""
     round_ = replace(declared, instance=network.instance(declared.instance))
     if any(times.away for times in network.clusters):
-        # Without the plans that clusters have: nothing is changed by it.
+        # A trial by the policy alone, which changes no cluster's plan.
         answer, _ = plan_whom_it_fits(policy, round_, absent)
         unfit = {reason.cluster for reason in answer.infeasible if reason.constraint in _OF_DEVICES}
         network.count_on_lost(n for n in unfit if n is not None)
@@ -330,7 +312,7 @@ def _measured(declared: Round, network: MeasuredNetwork, policy: RoundPolicy, ab
 
 
 def _check_answer(policy: RoundPolicy, round_: Round, answer: Any) -> None:
-    """Refuse what is no answer to the round: a policy may be anybody's."""
+    """Refuse an object that does not answer the round: a policy may be a user's class."""
     where, num_clusters = f"policy {policy.name}: round {round_.number}", round_.instance.num_clusters
     if not isinstance(answer, Answer) or len(answer.clusters) != num_clusters:
         raise ValueError(f"{where}: expected an Answer for {num_clusters} clusters, found {answer!r}")

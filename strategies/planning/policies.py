@@ -1,7 +1,7 @@
-"""Who decides a whole round: segments, micro-batches, channels and powers of all clusters.
+"""Policies that decide a whole round: segments, micro-batches, channels and powers of all clusters.
 
-A policy gets the round's problem and answers it; :func:`make_policy` finds one by name. Only ``dssda`` proves anything;
-the others are judged by the formulas like any decision, and may break constraints that they do not look at.
+A policy gets the round's problem and answers it; :func:`make_policy` finds one by name. Only ``dssda`` certifies
+its answer. The formulas score the others like any decision, and these may break constraints that they do not consider.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import cast
 from client_pipeline.near_names import did_you_mean
 from client_pipeline.plugins import class_named
 from strategies.dssda.answer import Answer
-from strategies.dssda.paper import plan_round_paper
-from strategies.dssda.paper_printed import plan_round_printed
+from strategies.dssda.paper.paper import plan_round_paper
+from strategies.dssda.paper.paper_printed import plan_round_printed
 from strategies.dssda.planner import plan_round
 from strategies.planning.fixed import FixedPlans
 from strategies.planning.policy import Round, RoundPolicy, plan_with
@@ -27,8 +27,8 @@ class DSSDA(RoundPolicy):
 
     name = "dssda"
     controls_power = True
+    tells_tebs_apart = True
     seeks_least_time = True
-    weighs_bound = True
 
     def plan(self, round_: Round) -> Answer:
         """Plan by :func:`strategies.dssda.planner.plan_round`."""
@@ -50,7 +50,7 @@ class DSSDAPaper(RoundPolicy):
         self.c11, self.printed = c11, printed
 
     def plan(self, round_: Round) -> Answer:
-        """Plan by :func:`strategies.dssda.paper.plan_round_paper`, or as printed."""
+        """Plan by :func:`strategies.dssda.paper.paper.plan_round_paper`, or as printed."""
         if not self.c11:
             return plan_round_paper(round_.instance)
         if round_.per_round is None:
@@ -65,7 +65,7 @@ class UniformSegments(RoundPolicy):
 
     name = "uniform"
     controls_power = True
-    weighs_bound = True
+    tells_tebs_apart = True
 
     def plan(self, round_: Round) -> Answer:
         """Plan with a single choice of segments for each cluster."""

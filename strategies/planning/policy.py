@@ -1,4 +1,4 @@
-"""What a policy is: it gets a round's problem and answers it."""
+"""Interface of a policy, which gets a round's problem and answers it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from strategies.planning.segment_rules import cluster_plans
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """What a policy decides on."""
+    """Problem that a policy decides."""
 
     number: int
-    """From 1."""
+    """Round number, from 1."""
     instance: Instance
     losses: Sequence[float]
     """Last known training loss of each cluster, (N,); infinite before its first."""
     per_round: PerRoundBound | None = None
     """C11 in the terms of this round's network; None where no scenario says what Gamma is."""
     indices: Sequence[int] = field(default=())
-    """Which cluster of the run each of the instance's is; all of them if not given."""
+    """Number in the run of each cluster of the instance; all clusters if not given."""
     num_all: int = 0
     """Clusters of the run; the instance's if not given."""
     choices: PipelineChoices = PipelineChoices()
-    """How the pipelines may run, for a policy with plans of its own."""
+    """Schedules and token slices to choose from, for a policy with plans of its own."""
 
     def __post_init__(self) -> None:
         """Fill in what was not given."""
@@ -42,21 +42,22 @@ class Round:
 
 
 class RoundPolicy(ABC):
-    """Decides a round.
+    """Base class of policies, which decide a round.
 
-    What it decides must depend on the round and its own seed alone: a run that goes on makes a new policy.
+    A decision must depend on the round and the policy's seed alone, because a resumed run makes a new policy.
     """
 
     name: str
     controls_power: bool = False
-    """Whether the round's powers are found by convex programs after the plan (``planner.power-control = "sca"``)."""
+    """True if convex programs find the round's powers after the plan (``planner.power-control = "sca"``)."""
+
+    tells_tebs_apart: bool = False
+    """True if it can plan TEBs that cost differently: segments come with their order, and times from
+    :meth:`Instance.loads`. For others each TEB costs as much as the costliest."""
 
     seeks_least_time: bool = False
-    """Whether its segments are those of least time: where times are measured, the event simulator may then improve
+    """True if its segments are those of least time: where times are measured, the event simulator may then improve
     them."""
-
-    weighs_bound: bool = False
-    """Whether its plans are those of least objective, so that other prices of Gamma make others; for lookahead."""
 
     @classmethod
     def of_run(cls, seed: int) -> RoundPolicy:
@@ -75,21 +76,21 @@ class RoundPolicy(ABC):
         """
 
     def plans(self, round_: Round, answer: Answer) -> list[ClusterPlan]:
-        """An answer as the plans that the clusters run, one for each cluster of the round."""
+        """Return an answer as the plans that the clusters run, one for each cluster of the round."""
         return cluster_plans(round_.instance, answer)
 
 
 def answer_for_all(
     instance: Instance, answer: Answer, planned_clusters: Sequence[int], status_of_others: Status
 ) -> Answer:
-    """The answer of some clusters as one of all; the others pay for being skipped, in the bound as well.
+    """Return the answer of some clusters as one of all; the others pay for being skipped, in the bound as well.
 
     Parameters
     ----------
     instance : of all clusters
     answer : of the kept ones
-    planned_clusters : which clusters of the instance these are, in order
-    status_of_others : of the clusters that were not asked
+    planned_clusters : their numbers in the instance, in order
+    status_of_others : of the clusters that were not planned
     """
     others = [n for n in range(instance.num_clusters) if n not in planned_clusters]
     skipped = sum(instance.clusters[n].skip for n in others)
@@ -107,7 +108,7 @@ def answer_for_all(
 
 
 def plan_with(instance: Instance, choices: Sequence[SegmentChoice | None]) -> Answer:
-    """Channels and powers as ``dssda`` for given segments; the bound holds for these segments alone."""
+    """Plan channels and powers as ``dssda`` for given segments; the bound holds for these segments alone."""
     tables = [
         SegmentTable({c.num_segments: c} if c else {}, None if c else _does_not_fit(instance, n))
         for n, c in enumerate(choices)

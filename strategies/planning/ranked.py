@@ -9,35 +9,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_pipeline.system.radio import Array
-from strategies.dssda.answer import Answer, Infeasibility, SegmentChoice
-from strategies.dssda.evaluation import Match, score
+from strategies.dssda.answer import Answer, Infeasibility, Match, SegmentChoice
+from strategies.dssda.evaluation import score
 from strategies.dssda.instance import Instance
 from strategies.dssda.matching import match_channels, most_matched
 from strategies.dssda.planner import plan_round
 from strategies.dssda.power import Uplinks
-from strategies.dssda.segments import segment_tables
+from strategies.dssda.segments import segment_table
 from strategies.planning.policy import Round, RoundPolicy
 from strategies.planning.segment_rules import uniform_choice
 
-Segments = Callable[[Instance], list[SegmentChoice | None]]
-"""Segments of each cluster; None where there are none."""
+Segments = Callable[[Instance, int], SegmentChoice | None]
+"""Function that returns a cluster's segments; None where there are none."""
 
 
 @dataclass(frozen=True)
 class Offers:
-    """What each cluster could do by itself."""
+    """Segments, times and powers of each cluster by itself."""
 
     choices: list[SegmentChoice | None]
     pipeline_s: Array
-    """(N,), infinite without a choice [s]."""
+    """Time of a step's pipeline, (N,), infinite without a choice [s]."""
     power_w: Array
-    """(N, J), the most that C6 and C8 allow [W]; NaN where none is allowed."""
+    """Largest power that C6 and C8 allow, (N, J) [W]; NaN where none is allowed."""
     upload_s: Array
-    """(N, J), upload time at that power, infinite where none is allowed [s]."""
+    """Upload time at that power, (N, J), infinite where none is allowed [s]."""
 
     @classmethod
     def of(cls, instance: Instance, choices: list[SegmentChoice | None]) -> Offers:
-        """All the power that is allowed, for every cluster on every channel."""
+        """Return the offers at all allowed power, for every cluster on every channel."""
         links = Uplinks.of(instance, [c.m if c else None for c in choices])
         power = np.where(links.feasible, links.power(links.high), np.nan)
         upload = np.where(links.feasible, links.seconds(links.high), np.inf)
@@ -46,7 +46,7 @@ class Offers:
 
 
 Rank = Callable[[Round, Offers], Array]
-"""(N,): the lowest are selected."""
+"""Function that returns each cluster's rank, (N,); the lowest are selected."""
 
 
 class RankedSelection(RoundPolicy):
@@ -61,6 +61,8 @@ class RankedSelection(RoundPolicy):
     segments : of the clusters
     """
 
+    tells_tebs_apart = True
+
     def __init__(self, name: str, rank: Rank, segments: Segments) -> None:
         self.name = name
         self._rank, self._segments = rank, segments
@@ -68,10 +70,10 @@ class RankedSelection(RoundPolicy):
     def plan(self, round_: Round) -> Answer:
         """Take the clusters of the lowest rank, match them by the Hungarian algorithm, score the outcome."""
         instance = round_.instance
-        offers = Offers.of(instance, self._segments(instance))
+        offers = Offers.of(instance, [self._segments(instance, n) for n in range(instance.num_clusters)])
         is_able = np.isfinite(offers.upload_s).any(axis=1) & np.isfinite(offers.pipeline_s)
         rank = np.where(is_able, self._rank(round_, offers), np.inf)
-        # Those that are able first: a rank may be infinite, too.
+        # Able clusters come first: a rank may be infinite, too.
         order = np.lexsort((rank, ~is_able))[: int(is_able.sum())]
         chosen = _matchable(order, np.isfinite(offers.upload_s), instance.num_matched)
         costs = np.full(offers.upload_s.shape, np.inf)
@@ -90,7 +92,7 @@ class RankedSelection(RoundPolicy):
 
 
 def _matchable(order: NDArray[np.intp], possible: NDArray[np.bool_], most: int) -> NDArray[np.intp]:
-    """The first clusters that can have a channel each at once; one that those before leave none is passed over."""
+    """Return the first clusters that can each have a channel at once; skip one that is left without any."""
     if most_matched(possible[order[:most]]) == most:
         return order[:most]
     chosen: list[int] = []
@@ -100,22 +102,16 @@ def _matchable(order: NDArray[np.intp], possible: NDArray[np.bool_], most: int) 
     return np.array(chosen, dtype=np.intp)
 
 
-def uniform_segments(instance: Instance) -> list[SegmentChoice | None]:
-    """Uniform segments for every cluster."""
-    return [uniform_choice(instance, n) for n in range(instance.num_clusters)]
+def optimal_choice(instance: Instance, cluster: int) -> SegmentChoice | None:
+    """Return the segments of least pipeline time of a cluster."""
+    return min(segment_table(instance, cluster).choices.values(), key=lambda c: c.pipeline_s, default=None)
 
 
-def optimal_segments(instance: Instance) -> list[SegmentChoice | None]:
-    """The segments of least pipeline time for every cluster."""
-    tables = segment_tables(instance)
-    return [min(t.choices.values(), key=lambda c: c.pipeline_s, default=None) for t in tables]
-
-
-SEGMENTS: dict[str, Segments] = {"uniform": uniform_segments, "optimal": optimal_segments}
+SEGMENTS: dict[str, Segments] = {"uniform": uniform_choice, "optimal": optimal_choice}
 
 
 def random_rank(seed: int) -> Rank:
-    """A draw of its own in every round."""
+    """Return a rank that is drawn anew in every round."""
 
     def rank(round_: Round, _: Offers) -> Array:
         return np.random.default_rng([seed, round_.number]).permutation(round_.instance.num_clusters).astype(float)
@@ -124,12 +120,12 @@ def random_rank(seed: int) -> Rank:
 
 
 def loss_rank(round_: Round, _: Offers) -> Array:
-    """Largest training loss first; a cluster that has not trained yet before all."""
+    """Rank the largest training loss first, and a cluster that has not trained yet before all."""
     return -np.asarray(round_.losses, dtype=np.float64)
 
 
 def delay_rank(round_: Round, offers: Offers) -> Array:
-    """Shortest round by itself first."""
+    """Rank the shortest round by itself first."""
     return round_.instance.steps * offers.pipeline_s + offers.upload_s.min(axis=1)
 
 
@@ -138,11 +134,11 @@ RANKS: dict[str, Callable[[int], Rank]] = {
     "loss-only": lambda _: loss_rank,
     "delay-only": lambda _: delay_rank,
 }
-"""By policy name, from a seed."""
+"""Ranks by policy name, made from a seed."""
 
 
 def _no_matching(instance: Instance, offers: Offers) -> Answer:
-    """Why too few clusters can be matched; the planner names what keeps each from uploading."""
+    """Return the reasons why too few clusters can be matched; the planner names each one's obstacle."""
     answer = plan_round(instance)
     if answer.infeasible:
         return Answer("infeasible", answer.clusters, infeasible=answer.infeasible)

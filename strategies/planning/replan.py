@@ -1,4 +1,4 @@
-"""The segment scheduler once more, on the control unit, for the devices that are left in the middle of a round."""
+"""Segment scheduler on the control unit, for the devices that remain in the middle of a round."""
 
 from __future__ import annotations
 
@@ -6,38 +6,39 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from client_pipeline.partition.plan import ClusterPlan, whole_blocks
-from client_pipeline.runtime.replanning import ProportionalReplan
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import Scenario
+from client_pipeline.timetable.replanning import ProportionalReplan
 from strategies.dssda.instance import Instance
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import round_instance
 from strategies.dssda.segments import segment_table
+from strategies.dssda.unequal_tebs import counted_tebs
 from strategies.planning.plan_demands import lean_instance, memory_violations
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduledReplan:
-    """A :class:`~client_pipeline.runtime.replanning.Replan`: the segments of least pipeline time, with the plan's m.
+    """A :class:`~client_pipeline.timetable.replanning.Replan`: the segments of least pipeline time, with the plan's m.
 
-    A device that is slower than it should be counts with a frequency as much lower. Where the energy budgets (C9) allow
-    no plan for those who are left, TEBs go in proportion to the speeds: memory (C7) is what cannot be exceeded.
+    A slow device counts with a frequency divided by its slowdown. Where the energy budgets (C9) allow no plan for the
+    remaining devices, TEBs go in proportion to the speeds. Only memory (C7) can never be exceeded.
     """
 
     scenario: Scenario
     cluster: int
     round: int
-    """Of the network, from 1."""
+    """Round of the network, from 1."""
     any_memory: bool = False
-    """Whether C7 is waived."""
+    """True if C7 is waived."""
 
     def __call__(self, plan: ClusterPlan, usable: Sequence[int], slowdown: Mapping[int, float]) -> ClusterPlan:
-        """See Replan."""
+        """Return a plan for the usable devices; see ``Replan``."""
         instance = self._instance(plan, usable, slowdown)
         devices = instance.clusters[self.cluster].devices
         speed = [device.phi * device.f for device in devices]
         if not self.any_memory:
-            # Under other schedules, and where devices compute again, TEBs may need less; what is found must fit so.
+            # Under other schedules, and with recomputation, TEBs may need less; the plan must fit so.
             keeps_all = plan.schedule == "gpipe" and not instance.recomputes
             lean = instance if keeps_all else lean_instance(instance)
             choices = segment_table(lean, self.cluster).choices.values()
@@ -49,7 +50,7 @@ class ScheduledReplan:
                 best = min(fitting, key=lambda choice: (choice.pipeline_s, choice.num_segments))
                 return replace(plan, delta=best.delta, order=best.order(speed))
         rest = ProportionalReplan(speed=tuple(speed), capacity=tuple(self._capacity(instance, d.mem) for d in devices))
-        # The speeds have the slowdown already.
+        # The speeds include the slowdown already.
         return rest(plan, usable, {})
 
     def _instance(self, plan: ClusterPlan, usable: Sequence[int], slowdown: Mapping[int, float]) -> Instance:
@@ -62,7 +63,7 @@ class ScheduledReplan:
         )
         clusters = list(instance_of_all.clusters)
         clusters[self.cluster] = replace(cluster, devices=devices)
-        return replace(instance_of_all, clusters=tuple(clusters), m_set=(plan.m,))
+        return counted_tebs(replace(instance_of_all, clusters=tuple(clusters), m_set=(plan.m,)))[0]
 
     def _capacity(self, instance: Instance, memory: float) -> int:
         if self.any_memory or instance.gamma0 <= 0:

@@ -1,12 +1,11 @@
-"""How a cluster's pipeline runs, as a decision: the event simulator's, over a finite list, after the plan.
+"""Choice of a cluster's schedule and token slices: by the event simulator, from a finite list, after the plan.
 
-The certificate is for the closed expressions, which know neither schedules nor token slices. What is decided here comes
-after it: of the schedules, each with every number of slices, that the devices' memory allows under the planned segments
-and micro-batches the one of least simulated time, and of equal ones the one that takes least memory. Nothing is
-searched beyond the list, so nothing can be missed in it.
+The certificate is for the closed expressions, which know neither schedules nor token slices. The choice comes after
+it, and keeps the planned segments and micro-batches. It tries every schedule with every number of slices that the
+devices' memory allows. It takes the one of least simulated time, and of equal ones the one of least memory.
 
 Memory couples both. GPipe keeps the activations of a whole batch, as gamma_0 counts them; the others keep less, and so
-does GPipe where devices compute activations again. Where less may be kept, the plan is first made as if a TEB kept one
+does GPipe where devices recompute activations. Where less may be kept, the plan is first made as if a TEB kept one
 micro-batch alone. Where no schedule then fits a cluster, its segments are those of least cost among the planner's
 choices for each S and m that fit under some schedule; and where none does, the round is planned again with a
 whole batch's activations, which every schedule fits.
@@ -19,9 +18,9 @@ from dataclasses import replace
 from typing import Any
 
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime.schedules import SCHEDULES
+from client_pipeline.timetable.schedules import SCHEDULES
 from strategies.dssda.answer import Answer, SegmentChoice
-from strategies.dssda.evaluation import Match, choice_cost, score
+from strategies.dssda.evaluation import choice_cost, score
 from strategies.dssda.instance import Instance
 from strategies.dssda.segments import segment_table
 from strategies.dssda.split_band import divided
@@ -31,7 +30,7 @@ from strategies.planning.policy import Round, RoundPolicy
 from strategies.planning.segment_rules import choice_of
 
 _EQUAL = 1 + 1e-9
-"""Times that differ by less are equal, and memory decides."""
+"""Ratio below which two times are equal, and memory decides."""
 
 Seconds = Callable[[int, ClusterPlan], float]
 """Time of a cluster's step under a plan [s]."""
@@ -68,7 +67,7 @@ def scheduled_plans(
 ) -> list[ClusterPlan]:
     """Return the plans with schedules and token slices decided, those of clusters that do not train as they are.
 
-    Where a policy waives memory (C7) there may be none that fits: then it is the first schedule, without slices.
+    A policy that waives memory (C7) may have none that fits; it gets the first schedule, without slices.
     """
     decided = []
     for n, (part, plan) in enumerate(zip(answer.clusters, plans, strict=True)):
@@ -80,9 +79,9 @@ def scheduled_plans(
 def schedule_rows(
     instance: Instance, answer: Answer, plans: Sequence[ClusterPlan], slices: bool
 ) -> list[dict[str, Any]]:
-    """What each schedule would take on the selected clusters, as JSON values: times of those whose memory fits.
+    """Return the time of each schedule that fits the memory on the selected clusters, as JSON values.
 
-    With ``slices`` each number of token slices, too, under the cluster's schedule.
+    With ``slices``, also the time of each number of token slices under the cluster's schedule.
     """
     seconds, rows = simulated_seconds(instance), []
 
@@ -103,7 +102,7 @@ def schedule_rows(
 
 
 class ScheduledPolicy(RoundPolicy):
-    """A policy whose segments fit the devices in some way to run them, not under GPipe alone.
+    """Policy whose segments fit the devices under some schedule, not under GPipe alone.
 
     Parameters
     ----------
@@ -132,14 +131,9 @@ class ScheduledPolicy(RoundPolicy):
             return self._policy.plan(round_)
         if all(choice is part.choice for part, choice in zip(answer.clusters, choices, strict=True)):
             return answer
-        matches = [
-            None
-            if not part.selected or choice is None or part.channel is None or part.power_w is None
-            else Match(choice, part.channel, part.power_w)
-            for part, choice in zip(answer.clusters, choices, strict=True)
-        ]
+        matches = [replace(part, choice=choice).match for part, choice in zip(answer.clusters, choices, strict=True)]
         scored = score(divided(lean, answer), matches, "feasible") if any(matches) else answer
-        # Who trains without a channel, as in a policy without uploads, has nothing to score.
+        # A cluster without a channel, as in a policy without uploads, has nothing to score.
         parts = (
             replace(of_match, band_hz=part.band_hz) if match or not part.selected else replace(part, choice=choice)
             for part, of_match, match, choice in zip(answer.clusters, scored.clusters, matches, choices, strict=True)

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from client_pipeline.partition.plan import ClusterPlan, uniform_plan, whole_blocks
+from client_pipeline.partition.plan import ClusterPlan, even_parts, rounded_parts, uniform_plan, whole_blocks
 from strategies.dssda.answer import Answer, SegmentChoice
 from strategies.dssda.evaluation import pipeline_seconds
 from strategies.dssda.instance import Instance
 
 _MICRO_BATCHES = 8
-"""Of the rules here: DSSDA alone chooses m."""
+"""Micro-batches of the rules here: DSSDA alone chooses m."""
 
 
 def uniform_choice(instance: Instance, cluster: int) -> SegmentChoice | None:
-    """The ``uniform`` plan of a cluster; None if memory does not allow it (C7)."""
+    """Return the ``uniform`` plan of a cluster; None if memory does not allow it (C7)."""
     devices = instance.device_arrays(cluster)
     try:
         plan = uniform_plan(
@@ -32,13 +32,13 @@ def uniform_choice(instance: Instance, cluster: int) -> SegmentChoice | None:
 
 
 def even_choice(instance: Instance, cluster: int) -> SegmentChoice | None:
-    """TEBs even over the min(K, L) fastest devices, larger parts to faster ones; None if C7 does not allow it."""
+    """Spread TEBs evenly over the min(K, L) fastest devices, larger parts on faster ones; None if C7 forbids it."""
     num_segments = min(len(instance.clusters[cluster].devices), instance.L)
     return _on_fastest(instance, cluster, even_parts(instance.L, num_segments))
 
 
 def proportional_choice(instance: Instance, cluster: int) -> SegmentChoice | None:
-    """TEBs in proportion to phi_k f_k over the min(K, L) fastest devices, between 1 and what memory holds.
+    """Spread TEBs in proportion to phi_k f_k over the min(K, L) fastest devices, from 1 to what memory holds.
 
     Rounded by the largest remainder. None if C7 does not allow it.
     """
@@ -47,26 +47,19 @@ def proportional_choice(instance: Instance, cluster: int) -> SegmentChoice | Non
     speed, caps = (devices.phi * devices.f)[fastest], _capacities(instance, cluster)[fastest]
     if caps.min() < 1 or caps.sum() < instance.L:
         return None
-    quota = instance.L * speed / speed.sum()
-    parts = np.clip(np.floor(quota), 1, caps).astype(int)
-    # Clipping moved TEBs about: hand out or take back one at a time where the quota is missed most.
-    while (missing := instance.L - int(parts.sum())) != 0:
-        step = 1 if missing > 0 else -1
-        possible = parts < caps if step > 0 else parts > 1
-        gap = np.where(possible, step * (quota - parts), -np.inf)
-        parts[int(np.argmax(gap))] += step
-    return _on_fastest(instance, cluster, parts.tolist())
+    parts = rounded_parts((instance.L * speed / speed.sum()).tolist(), caps.tolist())
+    return _on_fastest(instance, cluster, parts)
 
 
 def choice_of(instance: Instance, cluster: int, plan: ClusterPlan) -> SegmentChoice:
-    """A plan's segments as a choice, with their time."""
-    last = plan.segments()[-1].device if instance.names_last else None
-    seconds = pipeline_seconds(instance, cluster, plan.delta, plan.m, last)
-    return SegmentChoice(plan.delta, plan.m, last, seconds)
+    """Return a plan's segments as a choice, with their time."""
+    last = plan.devices[-1] if instance.names_last else None
+    seconds = pipeline_seconds(instance, cluster, instance.loads(plan.delta, plan.devices), plan.m, last)
+    return SegmentChoice(plan.delta, plan.m, last, seconds, tuple(plan.devices) if instance.teb_shares else ())
 
 
 def cluster_plans(instance: Instance, answer: Answer) -> list[ClusterPlan]:
-    """An answer as the plans of a plan file.
+    """Return an answer as the plans of a plan file.
 
     A cluster that is not selected keeps its uniform segments, unused; or all TEBs on its fastest device, where even
     these do not fit.
@@ -94,14 +87,8 @@ def cluster_plans(instance: Instance, answer: Answer) -> list[ClusterPlan]:
     return plans
 
 
-def even_parts(num_blocks: int, num_segments: int) -> list[int]:
-    """Sizes of segments that differ by at most one TEB, larger first."""
-    share, larger = divmod(num_blocks, num_segments)
-    return [share + 1] * larger + [share] * (num_segments - larger)
-
-
 def plan_on_fastest(instance: Instance, cluster: int, parts: Sequence[int], m: int) -> ClusterPlan:
-    """Parts on the fastest devices, fastest first, whatever their memory holds."""
+    """Place parts on the fastest devices, fastest first, whatever their memory holds."""
     order = tuple(_fastest(instance, cluster)[: len(parts)])
     delta = [0] * len(instance.clusters[cluster].devices)
     for device, part in zip(order, parts, strict=True):
@@ -110,7 +97,7 @@ def plan_on_fastest(instance: Instance, cluster: int, parts: Sequence[int], m: i
 
 
 def _on_fastest(instance: Instance, cluster: int, parts: Sequence[int]) -> SegmentChoice | None:
-    """The same with m = min(8, b); None if C7 does not allow it."""
+    """Place parts on the fastest devices with m = min(8, b); None if C7 forbids it."""
     plan = plan_on_fastest(instance, cluster, parts, min(_MICRO_BATCHES, instance.b))
     if any(part > cap for part, cap in zip(plan.delta, _capacities(instance, cluster), strict=True)):
         return None
@@ -118,12 +105,12 @@ def _on_fastest(instance: Instance, cluster: int, parts: Sequence[int]) -> Segme
 
 
 def _fastest(instance: Instance, cluster: int) -> list[int]:
-    """The min(K, L) fastest devices, fastest first."""
+    """Return the min(K, L) fastest devices, fastest first."""
     devices = instance.device_arrays(cluster)
     return [int(k) for k in np.argsort(-devices.phi * devices.f, kind="stable")[: instance.L]]
 
 
 def _capacities(instance: Instance, cluster: int) -> np.ndarray:
-    """TEBs that each device's memory holds, (K,)."""
+    """Return the number of TEBs that each device's memory holds, (K,)."""
     memory = instance.device_arrays(cluster).mem
     return np.array([whole_blocks(each, instance.gamma0, instance.L) for each in memory])

@@ -7,9 +7,9 @@ the decoder computes, and the gradient comes down while the next micro-batch goe
     device - ... - device -> control unit ~ uplink ~> decoder ~ downlink ~> control unit -> device - ... - device
 
 So the event simulator gets one stage more, the decoder, behind a link whose two directions are the uplink's and the
-downlink's rates; the control unit sends while the last device goes on. A local step ends for all clusters together, for
-the decoder takes its own step when it has had the micro-batches of all. The encoder comes down before the first step
-and goes up after the last one.
+downlink's rates; the control unit sends while the last device goes on. A local step ends for all clusters together: the
+decoder takes its own step after the micro-batches of all. The encoder comes down before the first step and goes up
+after the last one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
-from client_pipeline.runtime.event_simulator import Simulation, simulate_pipeline
 from client_pipeline.system.radio import upload_time
+from client_pipeline.timetable.event_simulator import Simulation, simulate_pipeline
 from strategies.dssda.answer import ClusterAnswer
 from strategies.dssda.instance import Instance
 from strategies.planning.plan_demands import plan_times
@@ -39,7 +39,7 @@ def streamed_step(instance: Instance, cluster: int, plan: ClusterPlan, uplink_ra
     times, last_slice = plan_times(instance, cluster, plan), np.arange(plan.token_slices) == plan.token_slices - 1
     sizes = np.array(micro_batch_sizes(instance.b, plan.m), dtype=np.float64)
     units = (sizes if instance.act_scaling == "sample" else np.ones_like(sizes))[None, :]
-    # Token slices are joined before they go up: of a micro-batch the last one takes the time of all, there and back.
+    # Token slices are joined before the uplink: a micro-batch's last slice takes the time of all, both ways.
     units = np.kron(units, last_slice)
     bits, nothing = units * instance.z_enc_bits, np.zeros_like(units)
     down_s = bits / instance.downlink_rate if instance.downlink_rate > 0 else nothing
@@ -57,7 +57,7 @@ def streamed_step(instance: Instance, cluster: int, plan: ClusterPlan, uplink_ra
 
 
 def streamed_latency(instance: Instance, trained: Mapping[int, tuple[ClusterPlan, ClusterAnswer]]) -> float | None:
-    """Seconds of a round: encoder down, local steps that end together, encoder up [s].
+    """Return the time of a round: encoder down, local steps that end together, encoder up [s].
 
     Parameters
     ----------

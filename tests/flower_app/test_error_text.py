@@ -1,4 +1,4 @@
-"""Which errors are a user's mistakes, and what is said of them."""
+"""Errors that count as a user's mistakes, and their messages."""
 
 import errno
 import os

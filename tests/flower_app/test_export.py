@@ -7,14 +7,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from client_pipeline.partition import transformer
-from client_pipeline.partition.families import build_parts
-from client_pipeline.partition.hugging_face import auto_model
-from client_pipeline.partition.pretrained import load_pretrained
+from client_pipeline.families.families import build_parts
+from client_pipeline.families.hugging_face import auto_model
+from client_pipeline.families.pretrained import load_pretrained
 from flower_app.cli.main import app
 from flower_app.export import export_run
 from flower_app.runs.run_directory import CONFIG
 from flower_app.saved_model import save_model
+from flower_app.tokenizer_files import TokenizerSettings, joined
 from helpers.tiny_models import CASES, CONFIGS, evaluation, tiny_batch, tiny_spec
 
 WORDS = ["the", "cat", "sat", "##s", "on", "mat"]
@@ -87,7 +87,7 @@ def test_the_library_loads_the_exported_tokenizer(tmp_path, family, style):
     text = tokenizer_json(style)
     save_run(tmp_path / "run", tiny_spec(family), text, {})
     exported = export_run(tmp_path / "run", tmp_path / "out")
-    files = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    files = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert files <= set(exported.files) <= files | {"generation_config.json"}
     # For its type qwen2 the library takes Qwen's own way to split words, whatever the folder says.
     loader = PreTrainedTokenizerFast if family == "qwen2" else AutoTokenizer
@@ -98,7 +98,8 @@ def test_the_library_loads_the_exported_tokenizer(tmp_path, family, style):
     assert tokenizer.mask_token_id == 4
     padded = tokenizer(["the cat", "the cat sat on the mat"], padding=True)
     assert padded["attention_mask"][0] == [1, 1, 1, 1, 0, 0, 0, 0]
-    longest = {"roberta": 30, "xlm-roberta": 30, "t5": int(1e30), "gpt2": 64}
+    longest = dict.fromkeys(("camembert", "data2vec-text", "roberta", "xlm-roberta"), 30)
+    longest |= {"t5": int(1e30), "mt5": int(1e30), "gpt2": 64}
     assert tokenizer.model_max_length == longest.get(family, CONFIGS[family].get("max_position_embeddings"))
 
 
@@ -140,40 +141,15 @@ def test_an_exported_tokenizer_knows_begin_end_and_padding_by_the_models_names(t
     assert (config.bos_token_id, config.eos_token_id) == expected[:2]
 
 
-def test_a_run_without_a_tokenizer_is_exported_without_one(tmp_path):
-    save_run(tmp_path / "run", tiny_spec("bert", "token-classification"), "", {})
-    assert export_run(tmp_path / "run", tmp_path / "out").files == ["config.json", "model.safetensors"]
+def test_an_exported_model_stops_at_all_ends_of_its_run_and_keeps_the_bases_other_settings(tmp_path):
+    from transformers import GenerationConfig
 
-
-def test_the_command_prints_the_folder_and_what_is_in_it(tmp_path):
-    save_run(tmp_path / "run", tiny_spec("distilbert", "sequence-classification"), tokenizer_json(), {})
-    done = CliRunner().invoke(app, ["export", str(tmp_path / "run"), str(tmp_path / "deep/out"), "--json"])
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert found["model_class"] == "DistilBertForSequenceClassification"
-    assert "model.safetensors" in found["files"]
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["out"]
-
-
-def test_a_classic_transformer_says_what_can_be_used_instead(tmp_path):
-    spec = transformer.spec(vocab_size=40, width=16, num_heads=2, feed_forward=32, encoder_layers=2, decoder_layers=1)
-    save_run(tmp_path / "run", spec, "{}", {})
-    done = CliRunner().invoke(app, ["export", str(tmp_path / "run"), str(tmp_path / "out")])
-    assert done.exit_code == 2
-    assert "family transformer, an architecture that the transformers library does not know" in done.stderr
-    assert "collapipe predict" in done.stderr
-    assert "bart, bert, deberta-v2, distilbert" in done.stderr
-    assert not (tmp_path / "out").exists()
-
-
-def test_nothing_is_written_over(tmp_path):
-    save_run(tmp_path / "run", tiny_spec("bert", "token-classification"), "", {})
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/notes").write_text("mine")
-    with pytest.raises(ValueError, match="is there already; give a folder that does not exist or is empty"):
-        export_run(tmp_path / "run", tmp_path / "out")
-    (tmp_path / "out/notes").unlink()
+    files = {"generation_config.json": '{"eos_token_id": 3, "top_p": 0.9, "do_sample": true}'}
+    tokenizer = joined(TokenizerSettings(begin=2, ends=(3, 4), pad=0, files=files), tokenizer_json())
+    save_run(tmp_path / "run", tiny_spec("llama"), tokenizer, {})
     export_run(tmp_path / "run", tmp_path / "out")
+    generation = GenerationConfig.from_pretrained(tmp_path / "out")
+    assert (generation.eos_token_id, generation.top_p, generation.do_sample) == ([3, 4], 0.9, True)
 
 
 def test_a_folder_that_no_other_can_replace_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):

@@ -12,17 +12,17 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from client_pipeline.partition.families import read_library_config
-from client_pipeline.partition.pretrained import load_pretrained_weights
-from client_pipeline.partition.weight_files import MappedFile
+from client_pipeline.families.families import read_library_config
+from client_pipeline.families.pretrained import load_pretrained_weights
 from flower_app import gguf_import
 from flower_app.cli.main import app
 from flower_app.config.run_config import RunConfig
-from flower_app.config.sources import load_config
 from flower_app.gguf_import import import_gguf, with_gguf_imported
-from flower_app.launch import preflight, single_run
+from flower_app.tasks import chat_template
+from flower_app.tasks.chat_template import ChatTemplate
 from flower_app.tasks.tokenizer import load_tokenizer
-from helpers.tiny_gguf import write_tiny_gguf
+from helpers.chat_cases import rendered_here
+from helpers.tiny_gguf import TEMPLATE, write_tiny_gguf
 
 NEEDS_GGUF = pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="the package gguf is not installed")
 Usage = namedtuple("Usage", "free")
@@ -54,6 +54,17 @@ def test_smollm2_comes_out_of_its_gguf_file_as_a_model_that_is_mapped_and_speaks
         assert tokenizer.decode([[int(model(ids).logits[0, -1].argmax())]])[0].strip() == "Paris"
 
 
+@NEEDS_GGUF
+def test_a_chat_template_and_its_end_are_carried(tmp_path, monkeypatch):
+    monkeypatch.setattr(chat_template, "answering_program", rendered_here)
+    write_tiny_gguf(tmp_path / "tiny.gguf")
+    import_gguf(tmp_path / "tiny.gguf", tmp_path / "model")
+    chat = ChatTemplate.chosen(load_tokenizer(str(tmp_path / "model"), complete=False), "", "")
+    with chat.renderer() as render:
+        chat = chat.checked(render, gets_marks=False, needs_marks=True)
+    assert chat.template == TEMPLATE and chat.tokenizer.end_ids == (2,) and chat.tokenizer.settings.turn_end is None
+
+
 def test_what_is_no_gguf_file_or_in_the_way_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none.gguf: no such file"):
         import_gguf(tmp_path / "none.gguf", tmp_path / "out")
@@ -71,7 +82,7 @@ def test_what_is_no_gguf_file_or_in_the_way_is_named(tmp_path):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """Where a run's GGUF files are imported to, in the home of its user."""
+    """Give the folder of imported GGUF files in the home of the user."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     return tmp_path / "home" / ".collapipe" / "weights" / "gguf"
 
@@ -102,42 +113,6 @@ class CountedImport:
         aside.rename(folder)
 
 
-@NEEDS_GGUF
-def test_a_run_goes_on_with_the_folder_of_its_gguf_file_and_imports_it_once(tiny, cache, monkeypatch):
-    file, tensors = tiny
-    messages = []
-    config = with_gguf_imported(config_of(file), messages.append)
-    folder = Path(config.model.pretrained)
-    assert folder.parent == cache and [path.name for path in cache.iterdir()] == [folder.name]
-    assert messages == [f"model.pretrained: {file} is imported, once, to {folder}"]
-    assert read_library_config(str(folder)).model_type == "llama"
-    weights = MappedFile(folder / "model.safetensors")
-    down = weights.tensor("model.layers.1.mlp.down_proj.weight")
-    assert torch.equal(down, torch.from_numpy(tensors["blk.1.ffn_down.weight"]))
-    tokenizer = load_tokenizer(str(folder), complete=False)
-    assert tokenizer.decode(tokenizer.encode(["the"])) == ["the"]
-    # The second run, and the server app of the first one, find it.
-    monkeypatch.setattr(gguf_import, "import_gguf", None)
-    assert with_gguf_imported(config_of(file), messages.append) == config
-    assert messages[1] == f"model.pretrained: {file} was imported before: {folder}"
-    assert with_gguf_imported(config, messages.append) is config and len(messages) == 2
-
-
-def test_a_new_run_is_checked_and_recorded_with_the_folder(tmp_path, cache, monkeypatch):
-    CountedImport(monkeypatch)
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    monkeypatch.setattr(preflight, "check_run", lambda config: 2)
-    messages = []
-    sets = ["task.name=causal-lm", "model.family=llama", f"model.pretrained={tmp_path / 'model.gguf'}"]
-    run_dir, config, _ = single_run.new_run(None, [*sets, f"runs-dir={tmp_path / 'runs'}"], messages.append)
-    assert Path(config.model.pretrained).parent == cache and run_dir.is_dir()
-    assert any("is imported, once" in text for text in messages)
-    # A file that is not there is a path that is misspelt, as ever.
-    with pytest.raises(ValueError, match=r"model.pretrained: .*none.gguf does not exist"):
-        monkeypatch.undo()
-        preflight.check_run(load_config(None, [*sets[:2], f"model.pretrained={tmp_path / 'none.gguf'}"]))
-
-
 def test_two_at_a_time_import_a_file_once_and_what_a_killed_one_left_is_removed(tmp_path, cache, monkeypatch):
     importer = CountedImport(monkeypatch)
     file = tmp_path / "model.gguf"
@@ -163,16 +138,6 @@ def test_two_at_a_time_import_a_file_once_and_what_a_killed_one_left_is_removed(
 
 
 @NEEDS_GGUF
-@pytest.mark.parametrize("kept", [8, 500, 30_000])
-def test_a_file_that_was_cut_is_named_and_leaves_nothing(tiny, cache, kept):
-    file, _ = tiny
-    file.write_bytes(file.read_bytes()[:kept])
-    with pytest.raises(ValueError, match=r"model.pretrained: .*tiny.gguf: transformers cannot read it: .*; fetch the"):
-        with_gguf_imported(config_of(file), str)
-    assert not list(cache.iterdir())
-
-
-@NEEDS_GGUF
 def test_a_full_disk_is_named_with_what_is_missing_and_leaves_nothing(tiny, cache, monkeypatch):
     file, tensors = tiny
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
@@ -191,13 +156,3 @@ def test_a_full_disk_is_named_with_what_is_missing_and_leaves_nothing(tiny, cach
             with_gguf_imported(config_of(file), str)
     assert not list(cache.iterdir())
     assert Path(with_gguf_imported(config_of(file), str).model.pretrained).is_dir()
-
-
-def test_without_the_package_gguf_the_remedy_is_named(tmp_path, cache, monkeypatch):
-    file = tmp_path / "model.gguf"
-    file.write_bytes(b"GGUF")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        ValueError, match=r"model.pretrained: .*package gguf.*is missing; install it: pip install 'coll"
-    ):
-        with_gguf_imported(config_of(file), str)

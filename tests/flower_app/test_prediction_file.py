@@ -5,10 +5,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from flower_app import Run
 from flower_app.cli.main import app
-from flower_app.prediction_file import read_text_rows, write_predictions
+from flower_app.prediction_file import read_question_rows, read_text_rows, write_predictions
+from flower_app.tasks import chat_template
+from helpers.chat_cases import rendered_here
 from helpers.saved_runs import SMALL, saved_run
 
 
@@ -16,9 +20,7 @@ def call(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def test_every_row_of_a_table_gets_a_prediction():
@@ -55,19 +57,6 @@ def test_formats_keep_their_other_columns(name, text, column):
     assert len(lines) == 2 + rows.header and lines[-1].endswith("\tC")
 
 
-def test_cells_stay_below_their_names_whatever_keys_a_row_has_and_in_which_order():
-    Path("in.jsonl").write_text('{"text": "a dog", "id": 1}\n{"id": 2, "text": "a cat"}\n{"text": "b", "more": "m"}\n')
-    rows = read_text_rows(Path("in.jsonl"))
-    for ending, delimiter in ((".csv", ","), (".tsv", "\t")):
-        write_predictions(Path(f"out{ending}"), rows, ["D", "C", "B"])
-        assert list(csv.reader(open(f"out{ending}"), delimiter=delimiter)) == [
-            ["text", "id", "more", "prediction"],
-            ["a dog", "1", "", "D"],
-            ["a cat", "2", "", "C"],
-            ["b", "", "m", "B"],
-        ]
-
-
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
@@ -83,17 +72,6 @@ def test_a_row_without_a_text_is_named_by_its_line(row, problem):
     expected = rf"--file: in\.jsonl, line 3: expected a text in the column 'text', found {problem}$"
     with pytest.raises(ValueError, match=expected):
         read_text_rows(Path("in.jsonl"))
-
-
-def test_numbers_are_texts_and_words():
-    Path("in.jsonl").write_text('{"text": 0}\n{"text": [1, "two"]}\n')
-    assert read_text_rows(Path("in.jsonl")).inputs == ["0", ["1", "two"]]
-
-
-def test_a_text_file_has_a_line_for_each_row():
-    Path("in.txt").write_text("a\nb\n")
-    write_predictions(Path("out.txt"), read_text_rows(Path("in.txt")), ["A\nB", "C"])
-    assert Path("out.txt").read_text() == "A B\nC\n"
 
 
 def test_a_cell_with_a_carriage_return_is_read_as_it_was_written():
@@ -113,3 +91,139 @@ def test_words_of_a_table_are_tagged_as_they_stand():
     words, text = (json.loads(line)["prediction"].split(" ") for line in Path("out.jsonl").read_text().splitlines())
     assert [word.rpartition("/")[0] for word in words] == ["The", "U.S.", "can't", "e-mail"]
     assert len(text) > 2
+
+
+CLASSES = {**SMALL, "model.family": "bert", "task.name": "sequence-classification"}
+
+
+def library_softmax(run, texts):
+    """Probabilities of the exported model by the transformers library alone, by label."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    Run(run).export("exported")
+    tokenizer = AutoTokenizer.from_pretrained("exported")
+    model = AutoModelForSequenceClassification.from_pretrained("exported").eval()
+    with torch.no_grad():
+        logits = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits
+    return [dict(zip(model.config.id2label.values(), row.softmax(-1).tolist(), strict=True)) for row in logits]
+
+
+def test_probabilities_are_the_librarys_softmax_of_the_exported_model():
+    run, texts = saved_run(CLASSES), ["a dog, and a cat", "the dog"]
+    Path("in.csv").write_text('id,p_ANIMAL,text\n7,old,"a dog, and a cat"\n8,old,the dog\n')
+    results = [
+        call("predict", run, *given, "--proba", "--json") for given in (texts, ["--file", "in.csv", "--out", "o.csv"])
+    ]
+    assert [result.exit_code for result in results] == [0, 0], results[0].output
+    expected = library_softmax(run, texts)
+    printed = json.loads(results[0].stdout)
+    assert printed["probabilities"] == [pytest.approx(by_label, rel=1e-5) for by_label in expected]
+    assert printed["predictions"] == [max(by_label, key=by_label.get) for by_label in expected]
+    assert printed["probabilities"] == Run(run).predict(texts, proba=True)
+    assert printed["probabilities"][1] == pytest.approx(Run(run).predict("the dog", proba=True), rel=1e-5)
+    assert [sum(by_label.values()) for by_label in printed["probabilities"]] == pytest.approx([1, 1], abs=1e-12)
+    rows = list(csv.DictReader(open("o.csv")))
+    columns = [f"p_{label}" for label in printed["probabilities"][0]]
+    assert list(rows[0]) == ["id", "text", "prediction", *columns]
+    for row, by_label, label in zip(rows, printed["probabilities"], printed["predictions"], strict=True):
+        assert row["prediction"] == label == call("predict", run, row["text"]).stdout.strip()
+        assert {f"p_{name}": value for name, value in by_label.items()} == {c: float(row[c]) for c in columns}
+    line = call("predict", run, "--proba", "the dog").stdout.strip().split("\t")
+    assert line[0] == printed["predictions"][1] and [cell.partition("=")[0] for cell in line[1:]] == columns
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {**CLASSES, "task.name": "token-classification"},
+        SMALL,
+        {**CLASSES, "task.name": "masked-lm"},
+        {**SMALL, "model.family": "gpt2", "task.name": "causal-lm"},
+    ],
+    ids=lambda keys: keys.get("task.name", "translation"),
+)
+def test_probabilities_are_refused_where_a_text_has_no_single_label(keys):
+    run = saved_run(keys)
+    result = call("predict", run, "a dog", "--proba")
+    name = keys.get("task.name", "translation")
+    assert f"proba: expected a run of sequence-classification, found {name}" in result.stderr
+    assert result.exit_code == 2 and result.stdout == ""
+
+
+def test_a_text_file_has_no_place_for_probabilities():
+    Path("in.txt").write_text("a dog\n")
+    result = call("predict", saved_run(CLASSES), "--file", "in.txt", "--out", "out.txt", "--proba")
+    assert "error: --out: out.txt: a text file has no columns for --proba; write a .csv" in result.stderr
+    assert result.exit_code == 2 and not Path("out.txt").exists()
+
+
+@pytest.mark.parametrize("name", ["in.csv", "./in.csv", "link.csv", "hard.csv"])
+def test_predictions_are_not_written_over_their_own_input(name):
+    text = "id,text\n7,a dog\n"
+    Path("in.csv").write_text(text)
+    Path("link.csv").symlink_to("in.csv")
+    Path("hard.csv").hardlink_to("in.csv")
+    result = call("predict", "no-run", "--file", "in.csv", "--out", name)
+    assert Path("in.csv").read_text() == text
+    assert (result.exit_code, result.stderr.splitlines()) == (
+        2,
+        [f"error: --out: {Path(name)}: is the file that is read, in.csv; name another, for it would be lost"],
+    )
+
+
+def test_a_plan_and_a_profile_are_not_written_over_what_they_are_made_from():
+    plan, measured = Path("plan.json"), Path("measured.toml")
+    written = call("plan", "--scenario", "table2", "--planner", "uniform", "--write-plan", plan)
+    assert written.exit_code == 0, written.stderr
+    measured.write_text("{}")
+    before = plan.read_bytes()
+    again = call("plan", "--scenario", "table2", "--plan", plan, "--write-plan", plan)
+    profiled = call("profile", "--measured", measured, "--out", measured)
+    assert plan.read_bytes() == before and measured.read_text() == "{}"
+    for result, option in ((again, "--write-plan"), (profiled, "--out")):
+        assert result.exit_code == 2 and f"{option}: " in result.stderr and "is the file that is read" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]}, ["Who?"]),
+        ({"prompt": "Who?", "completion": "I."}, ["Who?"]),
+        ({"instruction": "Who?", "input": "It barks."}, ["Who?\n\nIt barks."]),
+        ({"system": "Be brief.", "question": "Who?", "answer": None}, ["Be brief.", "Who?"]),
+    ],
+)
+def test_questions_of_a_file_are_read_without_their_answers(elsewhere, row, expected):
+    Path("in.jsonl").write_text(json.dumps(row))
+    rows = read_question_rows(Path("in.jsonl"), "", "")
+    assert [[message["content"] for message in messages] for messages in rows.inputs] == [expected]
+    assert rows.rows == [row]
+
+
+def test_a_file_without_questions_is_refused(elsewhere):
+    Path("in.csv").write_text("id,number\n1,2\n")
+    with pytest.raises(ValueError, match="expected a column of messages or questions, found id, number; name it with"):
+        read_question_rows(Path("in.csv"), "", "")
+    Path("in.jsonl").write_text('{"prompt": "a"}\n{"prompt": ""}\n')
+    with pytest.raises(ValueError, match=r"--file: in\.jsonl, line 2, message 1: the question is empty"):
+        read_question_rows(Path("in.jsonl"), "", "")
+
+
+def test_questions_are_answered_from_the_command_line_from_files_and_from_python(elsewhere, monkeypatch):
+    monkeypatch.setattr(chat_template, "answering_program", rendered_here)
+    talk = [{"role": "user", "content": "who reads?"}, {"role": "assistant", "content": "the king"}]
+    Path("train.jsonl").write_text(f"{json.dumps({'messages': talk})}\n" * 20)
+    keys = {"model.family": "gpt2", "task.name": "instruction", "task.chat-template": "chatml"}
+    files = {"data.source": "files", "data.train-source": "train.jsonl", "data.test-source": "train.jsonl"}
+    run = saved_run(SMALL | keys | files | {"task.max-new-tokens": 4})
+    printed = json.loads(call("predict", run, "who reads?", json.dumps(talk[:1]), "--json").stdout)
+    answer = printed["predictions"][0]
+    assert answer == printed["predictions"][1] == Run(run).predict("who reads?") == Run(run).predict(talk[:1])
+    assert Run(run).predict([talk[:1], "who reads?"]) == [answer, answer]
+    result = call("predict", run, "--file", "train.jsonl", "--out", "out.jsonl")
+    assert result.exit_code == 0, result.stderr
+    rows = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    assert rows == [{"messages": talk, "prediction": answer}] * 20
+    drawn = call("predict", run, "who reads?", "--set", "task.temperature=9", "--set", "task.top-p=0.99")
+    assert drawn.exit_code == 0, drawn.stderr
+    assert call("predict", run, json.dumps(talk)).exit_code == 2

@@ -1,16 +1,15 @@
 """``collapipe profile``: what is measured becomes a scenario that loads, plans and gives the measured seconds back."""
 
+import dataclasses
 import json
-import tomllib
 from dataclasses import replace
 
 import psutil
 import pytest
 from typer.testing import CliRunner
 
-from client_pipeline.partition import transformer
-from client_pipeline.runtime import measurement
-from client_pipeline.runtime.measurement import (
+from client_pipeline.families import transformer
+from client_pipeline.runtime.devices.measurement import (
     DeviceMeasurement,
     LinkMeasurement,
     Measurement,
@@ -47,13 +46,6 @@ def test_two_sizes_part_the_overhead_from_the_samples():
     assert (found.overhead_s, found.sample_s) == (pytest.approx(1.0), pytest.approx(0.5))
 
 
-@pytest.mark.parametrize("small_s", [1.0, 9.0, 12.0])
-def test_an_overhead_that_noise_makes_negative_is_none_and_the_large_time_stays(small_s):
-    found = device(small_s, 9.0)
-    assert found.overhead_s == 0.0
-    assert found.overhead_s + 16 * found.sample_s == pytest.approx(9.0)
-
-
 MEASURED = Measurement(
     devices=[device(3.1, 9.3), device(6.0, 18.7, frequency_hz=1e9, memory_bytes=2.1e9), device(2.0, 6.1)],
     links=[link(0, 1, 9.4e8), link(1, 2, 3.1e7, 5e-3), link(2, 0, 2.6e10)],
@@ -63,12 +55,14 @@ MEASURED = Measurement(
 def write(tmp_path, measured, spec, batch_size=16, length=32):
     costs = model_costs(spec, sequence_length=length, batch_size=batch_size)
     path = tmp_path / "measured.toml"
-    path.write_text(scenario_text([measured], costs, blocks=int(spec.config["encoder_layers"]), batch_size=batch_size))
+    path.write_text(
+        scenario_text([measured], costs, costs, blocks=int(spec.config["encoder_layers"]), batch_size=batch_size)
+    )
     return load_scenario(str(path)), costs
 
 
-def modelled_s(scenario, k, samples):
-    costs, found = scenario.costs, scenario.clusters[0][k]
+def modelled_s(scenario, k, samples, cluster=0):
+    costs, found = scenario.costs, scenario.clusters[cluster][k]
     work = micro_batch_work(costs.o_f, costs.o_b, samples, costs.o_b_scaling)
     return float(teb_time(work, found.flop_per_cycle, found.frequency, costs.t0))
 
@@ -102,23 +96,16 @@ def test_the_scenario_gives_the_measured_seconds_and_rates_back(tmp_path):
     assert scenario.channels.speed_factor == ((1.0, 1.0),)
 
 
-def test_the_file_says_what_was_not_measured(tmp_path):
-    write(tmp_path, MEASURED, TINY)
-    text = (tmp_path / "measured.toml").read_text()
-    assert "# Not measured, as all energies: the default of Table II.\nkappa = 1e-27" in text
-    assert "B log2(1 + p h / (I + B N0))" in text
-    assert "# As measured in every round; a minimum below 1 makes slow rounds.\n[device.speed-factor]" in text
-    assert "[uplink] and [channel], were not measured" in text
-
-
-def test_two_devices_have_one_link_and_one_device_none(tmp_path):
-    pair = Measurement(devices=MEASURED.devices[:2], links=[link(0, 1, 9.4e8)])
-    scenario, _ = write(tmp_path, pair, TINY)
-    assert [rate(scenario, k) for k in (0, 1)] == pytest.approx([9.4e8, 9.4e8], rel=1e-4)
-    alone = Measurement(devices=MEASURED.devices[:1], links=[])
-    scenario, _ = write(tmp_path, alone, TINY)
-    assert len(scenario.clusters[0]) == 1
-    assert scenario.costs.lat == 0.0
+def test_a_network_counts_each_teb_as_the_costliest_and_its_speeds_are_those_of_the_measured_one(tmp_path):
+    costs = model_costs(TINY, sequence_length=32, batch_size=16)
+    costliest = dataclasses.replace(costs, o_f=3 * costs.o_f, o_b=2 * costs.o_b)
+    files = [tmp_path / name for name in ("equal.toml", "unequal.toml")]
+    for file, largest in zip(files, (costs, costliest), strict=True):
+        file.write_text(scenario_text([MEASURED], costs, largest, blocks=2, batch_size=16))
+    equal, unequal = (load_scenario(str(file)) for file in files)
+    assert unequal.clusters == equal.clusters
+    assert unequal.costs.o_f == pytest.approx(3 * equal.costs.o_f, rel=1e-4)
+    assert unequal.costs.o_b == pytest.approx(2 * equal.costs.o_b, rel=1e-4)
 
 
 def test_several_clusters_become_tables_of_their_own(tmp_path):
@@ -127,7 +114,7 @@ def test_several_clusters_become_tables_of_their_own(tmp_path):
     )
     alone = Measurement(devices=[device(2.5, 8.0, node="10.0.2.1")], links=[])
     costs = model_costs(TINY, sequence_length=32, batch_size=16)
-    text = scenario_text([MEASURED, slow, alone], costs, blocks=2, batch_size=16)
+    text = scenario_text([MEASURED, slow, alone], costs, costs, blocks=2, batch_size=16)
     path = tmp_path / "measured.toml"
     path.write_text(text)
     scenario = load_scenario(str(path))
@@ -135,9 +122,7 @@ def test_several_clusters_become_tables_of_their_own(tmp_path):
     for n, measured in enumerate((MEASURED, slow, alone)):
         for k, found in enumerate(measured.devices):
             planned = scenario.clusters[n][k]
-            work = micro_batch_work(scenario.costs.o_f, scenario.costs.o_b, 16, scenario.costs.o_b_scaling)
-            seconds = float(teb_time(work, planned.flop_per_cycle, planned.frequency, scenario.costs.t0))
-            assert seconds == pytest.approx(found.large.seconds, rel=1e-4)
+            assert modelled_s(scenario, k, 16, n) == pytest.approx(found.large.seconds, rel=1e-4)
             assert (planned.memory, planned.frequency) == (found.memory_bytes, found.frequency_hz)
         for k in range(len(measured.devices) if measured.links else 0):
             assert scenario.clusters[n][k].link_bandwidth_hz == pytest.approx(measured.rate_after(k), rel=1e-4)
@@ -159,7 +144,7 @@ def test_files_of_several_clusters_are_joined_to_one_network(tmp_path):
     out = tmp_path / "network.toml"
     done = call("profile", *files, "--out", out, "--json")
     assert done.exit_code == 0, done.output
-    assert out.read_text() == scenario_text([MEASURED, slow], costs, blocks=4, batch_size=16)
+    assert out.read_text() == scenario_text([MEASURED, slow], costs, costs, blocks=4, batch_size=16)
     assert [len(cluster["devices"]) for cluster in json.loads(done.stdout)["clusters"]] == [3, 2]
     other = call("profile", *files, "--length", 16, "--out", out)
     assert other.exit_code != 0 and "cluster-0.json: expected" in other.stderr and "--model, --length" in other.stderr
@@ -185,16 +170,6 @@ def test_the_planner_plans_with_it(tmp_path, count):
     assert sum(answer["clusters"][0]["delta"]) == 4
 
 
-def test_a_large_models_upload_is_cut_to_what_the_uplinks_carry(tmp_path):
-    wide = transformer.spec(
-        vocab_size=1000, width=512, num_heads=8, feed_forward=2048, encoder_layers=6, decoder_layers=1
-    )
-    scenario, costs = write(tmp_path, MEASURED, wide)
-    assert costs.upload_energy_bits > 19e6 == scenario.costs.upload_energy_bits
-    assert "Not the whole encoder" in (tmp_path / "measured.toml").read_text()
-    assert call("plan", "--scenario", tmp_path / "measured.toml", "--json").exit_code == 0
-
-
 def test_real_devices_are_measured_planned_for_and_ended(local_ray, tmp_path):
     out = tmp_path / "here.toml"
     outcome = call("profile", "--devices", 3, "--length", 8, "--batch-size", 4, "--out", out, "--json")
@@ -217,22 +192,10 @@ def test_real_devices_are_measured_planned_for_and_ended(local_ray, tmp_path):
     assert not psutil.wait_procs(left, timeout=20)[1]
 
 
-def test_a_device_that_is_silent_is_given_up_in_bounded_time(local_ray):
-    with pytest.raises(MeasurementError, match=r"device 0: no answer within 0\.01 s"):
-        measure(TINY, length=4, batch_size=2, devices_per_node=1, timeout_s=0.01)
-
-
 def test_a_device_that_fails_is_named(local_ray):
     broken = replace(TINY, config=TINY.config | {"feed_forward": -1})
     with pytest.raises(MeasurementError, match="device 0: "):
-        measure(broken, length=4, batch_size=2, devices_per_node=1, timeout_s=60)
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:99999"])
-def test_an_address_where_nobody_answers_is_told(monkeypatch, address):
-    monkeypatch.setattr(measurement.ray, "is_initialized", lambda: False)
-    with pytest.raises(ValueError, match=f"--address: no Ray cluster answers at '{address}'; expected HOST:PORT"):
-        measure(TINY, length=4, batch_size=2, devices_per_node=1, address=address)
+        measure(broken, length=4, batch_size=2, devices_per_node=1, timeout_s=240)
 
 
 @pytest.mark.parametrize(
@@ -253,10 +216,3 @@ def test_mistakes_are_told_before_anything_is_measured(tmp_path, monkeypatch, ar
     assert outcome.exit_code == 2
     assert message in outcome.stderr
     assert not list(tmp_path.iterdir())
-
-
-def test_the_scenario_is_plain_toml(tmp_path):
-    write(tmp_path, MEASURED, TINY)
-    raw = tomllib.loads((tmp_path / "measured.toml").read_text())
-    assert raw["device"]["speed-factor"] == {"min": 1.0, "max": 1.0}
-    assert raw["planner"]["blocks"] == 2

@@ -1,7 +1,5 @@
 """``from flower_app import train``: the road of ``collapipe run``, and what comes back."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,26 +7,13 @@ import pytest
 import flower_app
 from flower_app import Run, TrainingFailed, train
 from flower_app.launch.launcher import Outcome
-from helpers.saved_runs import SMALL, UntrainedLauncher, saved_run
+from helpers.saved_runs import SMALL, SUMMARY, UntrainedLauncher, saved_run
 
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.mark.slow
-def test_importing_the_package_loads_nothing_heavy_until_train_is_asked_for():
-    code = (
-        "import sys, flower_app; assert 'train' in dir(flower_app)\n"
-        "heavy = ('torch', 'flwr', 'ray', 'transformers', 'datasets', 'flower_app.python_api')\n"
-        "print([m for m in heavy if m in sys.modules]); from flower_app import train; print('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["[]", "True"]
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def test_a_name_that_the_package_lacks_is_an_attribute_error():
+    assert "train" in dir(flower_app)
     with pytest.raises(AttributeError, match="module 'flower_app' has no attribute 'fit'"):
         _ = flower_app.fit
 
@@ -96,3 +81,15 @@ def test_a_training_that_fails_says_how_and_leaves_its_run():
         train(
             SMALL, on_round=lambda line: None, launcher=UntrainedLauncher(Outcome("bad-input", "node 3: no such file"))
         )
+
+
+@pytest.mark.parametrize(("best", "hints"), [(1, 1), (2, 0)])
+def test_the_end_of_a_run_says_how_its_best_model_is_kept(best, hints):
+    lines, summary = [], {**SUMMARY, "best_round": best, "scored_round": 2}
+    train(
+        SMALL, on_round=lambda _: None, say=lines.append, launcher=UntrainedLauncher(Outcome("finished", "", summary))
+    )
+    hint = "best loss on the validation data: round 1, and the model is that of round 2; "
+    assert [line.removeprefix(hint) for line in lines if "best" in line] == [
+        "selection.load-best-at-end = true keeps the best one"
+    ] * hints

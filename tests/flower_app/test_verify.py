@@ -6,12 +6,14 @@ import math
 import pytest
 import torch
 
-from client_pipeline.partition import transformer
-from client_pipeline.partition.families import adapter, build_parts, read_library_config
+from client_pipeline.families import transformer
+from client_pipeline.families.families import build_parts, dropouts, read_library_config
+from client_pipeline.families.registry import family_named
 from client_pipeline.partition.plan import ClusterPlan, write_plans
-from client_pipeline.runtime import verification
-from client_pipeline.runtime.verification import SPLIT_TOLERANCE, Verification, random_batch, verify_split
+from client_pipeline.runtime.control_unit import verification
+from client_pipeline.runtime.control_unit.verification import SPLIT_TOLERANCE, Verification, random_batch, verify_split
 from flower_app.verify import model_builder, verify
+from helpers.decoder_only import small_spec
 from helpers.thread_ray import run_in_threads
 from helpers.tiny_models import CONFIGS, tiny_spec
 
@@ -30,6 +32,7 @@ def save_bert(folder, kind="BertForSequenceClassification", weights=True, **more
     return str(folder)
 
 
+@pytest.mark.promise
 def test_a_bert_of_twelve_layers_cut_5_4_3_passes(local_ray, tmp_path):
     model = save_bert(tmp_path, weights=False)
     found = verify(model=model, segments=(5, 4, 3), micro_batches=11, batch_size=16, length=8)
@@ -50,12 +53,33 @@ def test_a_users_checkpoint_keeps_its_own_head(local_ray, tmp_path, kind, labels
 
 @pytest.mark.parametrize("family", sorted(CONFIGS))
 def test_a_folder_of_any_family_passes(local_ray, tmp_path, family):
-    head = adapter(family).HEADS[-1]
+    head = family_named(family).HEADS[-1]
     build_parts(tiny_spec(family, head), seed=0).reference.save_pretrained(tmp_path)
     num_blocks = read_library_config(str(tmp_path)).num_hidden_layers
     found = verify(model=str(tmp_path), segments=(2, num_blocks - 2), micro_batches=3, batch_size=4, length=12)
     assert found.reference is not None
     assert found.passed
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2", "qwen3", "mistral", "gemma2"])
+@pytest.mark.parametrize("schedule", ["zb-h1", "1f1b"])
+def test_labels_that_stay_pass(local_ray, tmp_path, family, schedule):
+    """Output layers of their own and tied ones; uneven micro-batches."""
+    spec = tiny_spec(family, "causal-lm") if family in CONFIGS else small_spec(family)
+    build_parts(spec, seed=0).reference.save_pretrained(tmp_path)
+    num_blocks = read_library_config(str(tmp_path)).num_hidden_layers
+    server_layers = num_blocks // 3
+    segments = (1, num_blocks - server_layers - 1)
+    cut = {"segments": segments, "server_layers": server_layers, "labels": "cluster", "schedule": schedule}
+    found = verify(model=str(tmp_path), micro_batches=3, batch_size=4, length=12, **cut)
+    assert found.passed and found.reference is not None
+    assert "embedding.tail.norm.weight" in found.gradients and "head.blocks.0" in "".join(found.gradients)
+
+
+def test_labels_stay_where_the_model_writes_text(tmp_path):
+    model = save_bert(tmp_path, weights=False)
+    with pytest.raises(ValueError, match="--labels cluster: expected a decoder-only language model .* 'bert' with"):
+        verify(model=model, labels="cluster")
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "bert"])
@@ -93,11 +117,7 @@ def test_a_folder_with_a_config_alone_gives_weights_that_each_part_draws(monkeyp
     assert found.passed and any(".lora_" in name for name in found.gradients)
 
 
-def test_a_plan_file_brings_order_and_schedule(local_ray, tmp_path):
-    write_plans(tmp_path / "plan.json", [ClusterPlan(delta=(1, 0, 3), order=(2, 0), m=3, schedule="1f1b")])
-    assert verify(plan_file=tmp_path / "plan.json", batch_size=4, length=5).passed
-
-
+@pytest.mark.promise
 def test_a_model_that_differs_does_not_pass(local_ray):
     spec = transformer.spec(vocab_size=40, width=16, num_heads=2, feed_forward=32, encoder_layers=2, decoder_layers=1)
     built = []
@@ -139,11 +159,28 @@ def test_token_slices_of_a_model_whose_tokens_see_later_ones_are_refused_before_
         verify(token_slices=0)
 
 
+def test_a_folder_that_drops_is_compared_with_the_librarys_model_without_dropout(monkeypatch, tmp_path):
+    build_parts(tiny_spec("gpt2", "causal-lm", dropout=0.1), seed=0).reference.save_pretrained(tmp_path)
+    compared = []
+
+    def difference(parts, batch):
+        compared.append((dropouts(parts.spec), dict(parts.named_parameters())))
+        return "scores differ by 1 of the largest"
+
+    monkeypatch.setattr("flower_app.verify.parts_difference", difference)
+    with pytest.raises(ValueError, match="cannot be split: scores differ by 1 of the largest"):
+        verify(model=str(tmp_path), segments=(3, 4), micro_batches=2, batch_size=2, length=6)
+    ((rates, weights),) = compared
+    assert rates == {}
+    expected = dict(model_builder(str(tmp_path), seed=0)().named_parameters())
+    assert all(torch.equal(weights[name], weight) for name, weight in expected.items())
+
+
 def test_mistakes_say_what_to_do(tmp_path):
     with pytest.raises(FileNotFoundError, match="has no config.json; give the folder of a Hugging Face model"):
         verify(model=str(tmp_path))
-    (tmp_path / "config.json").write_text('{"model_type": "opt"}')
-    with pytest.raises(ValueError, match="--model: .*: model type 'opt' is not supported; expected one of bart, bert"):
+    (tmp_path / "config.json").write_text('{"model_type": "fnet"}')
+    with pytest.raises(ValueError, match="--model: .*: model type 'fnet' is not supported; expected one of bart, bert"):
         verify(model=str(tmp_path))
     with pytest.raises(ValueError, match=r"delta \[2, 1\] sums to 3, expected the model's L = 4"):
         verify(segments=(2, 1))

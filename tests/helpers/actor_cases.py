@@ -1,10 +1,10 @@
 """Control units as named actors: their set-up, their orders, their end."""
 
-from client_pipeline.partition.families import build_parts
+from client_pipeline.families.families import build_parts
 from client_pipeline.runtime.config import RuntimeConfig
-from client_pipeline.runtime.control_unit import ClusterSetup, RoundOrder
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.shared_actor import NAMESPACE
+from client_pipeline.runtime.control_unit.round_order import ClusterSetup, RoundOrder
+from client_pipeline.runtime.devices.shared_actor import NAMESPACE
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
 from helpers.federated_rounds import LR, PLANS
 from helpers.tiny_models import CLASSIC, tiny_batch
 

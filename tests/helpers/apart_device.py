@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from client_pipeline.runtime import accelerator
+from client_pipeline.runtime.stage import accelerator
 
 NAME = "apart"
 _COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
@@ -42,7 +42,7 @@ class ApartTensor(torch.Tensor):
         self.inner = inner
 
     def untyped_storage(self):
-        """Where its numbers are."""
+        """Return the storage of the numbers."""
         return self.inner.untyped_storage()
 
     def __repr__(self):
@@ -91,7 +91,7 @@ def _registered():
 
 
 _LIBRARY = _registered()
-"""It lives as long as the process: with it goes what it has registered."""
+"""Registration of the device; it ends with this object."""
 
 
 @pytest.fixture

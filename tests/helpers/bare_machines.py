@@ -3,26 +3,10 @@
 import re
 import time
 
-from helpers.deployed_stack import COLLAPIPE, ENVIRONMENT, PATIENCE_S
+from helpers.deployed_stack import COLLAPIPE, ENVIRONMENT, PATIENCE_S, SCENARIO, last_words
 from helpers.hosts import Loopback
 
-SCENARIO = """
-format = "collapipe-scenario/1"
-clusters = 1
-devices = 2
-
-[device]
-flop-per-cycle = [20.0, 14.0]
-frequency-ghz = 0.5
-memory-gb = 1.5
-
-[block]
-memory-gb = 0.375
-
-[planner]
-blocks = 2
-gamma-max = 5.0
-"""
+ONE_CLUSTER = SCENARIO.format(clusters=1, devices=2, flop_per_cycle="[20.0, 14.0]")
 CONFIG = """
 name = "joined"
 scenario = "scenario.toml"
@@ -85,9 +69,7 @@ class Machines:
         return found
 
     def said(self):
-        return "\n".join(
-            f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in self.folder.glob("*.log")
-        )
+        return last_words(self.folder)
 
     def own(self, name, **ports):
         """Options that move a machine's ports and address where all machines are one."""

@@ -4,25 +4,21 @@ The clients stand in for control units: over real streams they send activations 
 with an update drawn from it. The rules, the decoder's service, the planner and the grids are the real ones.
 """
 
-import tempfile
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 
 import torch
 from flwr.app import Message
 
+from client_pipeline.families.families import build_parts
 from client_pipeline.link.base import LinkError
 from client_pipeline.link.reopened_connection import give_up
 from client_pipeline.link.stream import DecoderStream
-from client_pipeline.partition.families import build_parts
-from client_pipeline.partition.micro_batches import StepId
-from client_pipeline.runtime.decoder_update import HeadTrainer
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.system.scenario import load_scenario
+from client_pipeline.partition.dropout_seed import StepId
+from client_pipeline.runtime.stage.decoder_update import HeadTrainer
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from helpers.cluster_states import many_clusters
 from helpers.fake_grid import FakeGrid
 from helpers.replies import answer_to
-from helpers.repository import ROOT
 from helpers.tiny_models import CLASSIC, NUM_BLOCKS
 from strategies.aggregation.config import SERVER_OPTIMIZERS, AggregatorConfig, ServerOptimizerConfig
 from strategies.aggregation.rules import build_aggregator, fewest_clusters
@@ -39,7 +35,7 @@ from strategies.planning.planner import RoundPlanner
 from strategies.planning.policies import make_policy
 from strategies.records import ARRAYS, CONFIG, read_train_config, to_arrays, to_tensors
 
-STEPS, EXAMPLES, BATCH = 2, 2, 8
+STEPS, BATCH = 2, 8
 SGD = OptimizerConfig(name="sgd", lr=0.1)
 RULES = {
     **{name: (AggregatorConfig(), ServerOptimizerConfig(name=name)) for name in SERVER_OPTIMIZERS},
@@ -51,20 +47,6 @@ RULES = {
 """Every way to join encoders in a round; ``none`` is their mean."""
 
 
-@cache
-def scenario_of(num_clusters):
-    """A network in which each of so many clusters has a channel."""
-    text = (ROOT / "configs" / "scenarios" / "table2.toml").read_text()
-    for key, found in (("clusters", 3), ("channels", 4)):
-        text = text.replace(f"{key} = {found}", f"{key} = {num_clusters}")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "many.toml"
-        path.write_text(text)
-        scenario = load_scenario(str(path))
-    settings = replace(scenario.planner, num_blocks=NUM_BLOCKS, batch_size=BATCH, local_steps=STEPS)
-    return replace(scenario, planner=settings)
-
-
 def clusters_for(rule):
     """Five, or as many as the rule needs."""
     return max(5, fewest_clusters(RULES[rule][0]))
@@ -72,7 +54,7 @@ def clusters_for(rule):
 
 @dataclass
 class Outcome:
-    """What a round came to."""
+    """Outcome of a round."""
 
     weights: dict
     failed: list
@@ -80,8 +62,10 @@ class Outcome:
     answers: dict
     """Honest replies by cluster, as they were sent."""
     refusals: list
-    """What the decoder told the hostile cluster."""
+    """Answers of the decoder to the hostile cluster."""
     initial: dict
+    plans: list
+    """Number of each round, and its plans."""
 
     def encoder(self):
         return {name: value for name, value in self.weights.items() if not name.startswith("head.")}
@@ -91,17 +75,22 @@ class Outcome:
 
 
 def same(one, other):
-    """Whether two sets of tensors are equal bit for bit."""
+    """Tell whether two sets of tensors are equal bit for bit."""
     return one.keys() == other.keys() and all(
         value.dtype == other[name].dtype and torch.equal(value, other[name]) for name, value in one.items()
     )
 
 
-def activations(cluster, step, generator=None):
-    generator = torch.Generator().manual_seed(100 * cluster + step)
-    hidden = torch.randn(EXAMPLES, 3, 16, generator=generator)
-    labels = torch.randint(3, 40, (EXAMPLES, 4), generator=generator)
-    return hidden, torch.ones(EXAMPLES, 3, dtype=torch.bool), {"labels": labels}
+def examples_of(cluster):
+    """Return the examples of a batch: clusters of an odd number have more, and count more."""
+    return 2 + cluster % 2
+
+
+def activations(cluster, step):
+    examples, generator = examples_of(cluster), torch.Generator().manual_seed(100 * cluster + step)
+    hidden = torch.randn(examples, 3, 16, generator=generator)
+    labels = torch.randint(3, 40, (examples, 4), generator=generator)
+    return hidden, torch.ones(examples, 3, dtype=torch.bool), {"labels": labels}
 
 
 def honest_stream(order, cluster):
@@ -210,7 +199,8 @@ def honest_answer(message, cluster):
     generator = torch.Generator().manual_seed(cluster)
     received = to_tensors(message.content.array_records[ARRAYS])
     weights = {name: v + 0.1 * torch.randn(v.shape, generator=generator) for name, v in received.items()}
-    return answer_to(message, cluster, weights, weight=STEPS * EXAMPLES * 4, steps=STEPS, loss=1.0 + cluster)
+    weight = STEPS * examples_of(cluster) * 4
+    return answer_to(message, cluster, weights, weight=weight, steps=STEPS, loss=1.0 + cluster)
 
 
 def played(rule, answer, stream=honest_stream, sync="step", rounds=1, others=lambda order, reply: reply):
@@ -222,7 +212,7 @@ def played(rule, answer, stream=honest_stream, sync="step", rounds=1, others=lam
     hostile, answers = num_clusters - 1, {}
 
     def client(message, cluster):
-        order = read_train_config(message.content.config_records[CONFIG])
+        order = read_train_config(message.content.config_records[CONFIG], cluster)
         if cluster != hostile:
             honest_stream(order, cluster)
             answers[cluster] = honest_answer(message, cluster)
@@ -233,12 +223,12 @@ def played(rule, answer, stream=honest_stream, sync="step", rounds=1, others=lam
             refusals.append(str(error))
         return answer(message, honest_answer(message, cluster))
 
-    refusals = []
+    refusals, plans = [], []
     initial = build_parts(CLASSIC, seed=1).weights()
     parts = build_parts(CLASSIC, seed=1)
     trainer = DecoderTrainer(HeadTrainer(parts.head, SGD, unit=NUM_BLOCKS), sync, join_timeout_s=20.0)
     grid = FakeGrid(client, num_clusters)
-    scenario = scenario_of(num_clusters)
+    scenario = many_clusters(num_clusters, num_blocks=NUM_BLOCKS, batch_size=BATCH, local_steps=STEPS)
     states = [
         ClusterState(cluster=n, node_id=node, devices=devices, block_memory=scenario.block_memory, num_examples=8)
         for n, (node, devices) in enumerate(zip(grid.nodes, scenario.clusters, strict=True))
@@ -256,11 +246,12 @@ def played(rule, answer, stream=honest_stream, sync="step", rounds=1, others=lam
             decoder=service,
             clusters=states,
             aggregator=aggregator_of(rule),
+            on_plan=lambda number, chosen: plans.append((number, chosen)),
         )
         recording = RecordingGrid(grid, grid.clusters, bounds=bounds, borne=2)
         result = strategy.start(recording, initial_arrays=to_arrays(initial), num_rounds=rounds)
     failed = recording.last_round["failed"] + strategy.record["refused_updates"]
-    return Outcome(to_tensors(result.arrays), failed, answers, refusals, initial)
+    return Outcome(to_tensors(result.arrays), failed, answers, refusals, initial, plans)
 
 
 def aggregator_of(rule):
@@ -269,7 +260,7 @@ def aggregator_of(rule):
 
 
 def joined_by_hand(rule, outcome):
-    """What the rule alone makes of the honest clusters' answers."""
+    """Return the rule's result for the honest clusters' answers alone."""
     aggregator = aggregator_of(rule)
     start_from(aggregator, to_arrays({k: v for k, v in outcome.initial.items() if not k.startswith("head.")}))
     replies = [outcome.answers[n] for n in sorted(outcome.answers)]

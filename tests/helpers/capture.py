@@ -1,4 +1,4 @@
-"""What travels between test machines, recorded on the bridge that they hang on."""
+"""Records of the traffic between test machines, taken on their bridge."""
 
 import contextlib
 import signal
@@ -9,7 +9,7 @@ import time
 from helpers.signals import default_signals
 
 _PROGRAM = """
-import signal, socket, sys
+import contextlib, signal, socket, sys
 interface, path = sys.argv[1:]
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
@@ -17,8 +17,10 @@ wire.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE: nothing may 
 wire.bind((interface, 0))
 with open(path, "wb", 0) as file:
     while True:
-        # Links between namespaces carry segments of up to 64 KiB, put together.
-        file.write(wire.recv(1 << 18))
+        # A cable that is pulled out says so once.
+        with contextlib.suppress(OSError):
+            # Links between namespaces carry segments of up to 64 KiB, put together.
+            file.write(wire.recv(1 << 18))
 """
 
 
@@ -47,6 +49,6 @@ def recorded(hosts, names, folder):
 
 
 def found_in(files, patterns):
-    """Which of these bytes, by name, stand in the records."""
+    """Return the names of those bytes that stand in the records."""
     records = [file.read_bytes() for file in files]
     return {name for name, pattern in patterns.items() if any(pattern in record for record in records)}

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from client_pipeline.link.stream import LinkCertificates
+from client_pipeline.link.address import LinkCertificates
 
 
 def certificate(folder, name, issuer=None, hours=(-1, 1)):

@@ -1,9 +1,11 @@
 """The command line in a process of its own or in this one, and a configuration that takes seconds."""
 
 import contextlib
+import csv
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 TINY = {
     "num-rounds": 3,
@@ -47,3 +49,24 @@ def sets(**more):
 
 def rounds(run_dir):
     return [json.loads(line) for line in (run_dir / "rounds.jsonl").read_text().splitlines()]
+
+
+def write_rows(name, rows):
+    """Write a table of rows, which are dictionaries, in the format of its ending."""
+    if name.endswith(".jsonl"):
+        Path(name).write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+        return
+    with open(name, "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], delimiter="\t" if name.endswith(".tsv") else ",")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def init(*words):
+    """Run ``collapipe init`` in this process; returns its exit code, and its text on standard error."""
+    from typer.testing import CliRunner
+
+    from flower_app.cli.main import app
+
+    result = CliRunner().invoke(app, ["init", *words])
+    return result.exit_code, result.stderr.strip()

@@ -1,10 +1,10 @@
 """A control unit's folder in the midst of its second round, as its node leaves it, and the metrics of it."""
 
 from client_pipeline.link.cluster_news import SILENT, LifeSign
-from client_pipeline.runtime import fault_files
-from client_pipeline.runtime.faults import FaultRecord
+from client_pipeline.runtime.control_unit import fault_files
+from client_pipeline.runtime.transport.faults import FaultRecord
 from flower_app.node.round_notes import noted_round
-from flower_app.watch.control_unit_metrics import ControlUnitMetrics
+from flower_app.watch.control_unit_metrics import control_unit_metrics
 
 REPORT = {
     "loss": 0.5,
@@ -27,6 +27,6 @@ def control_unit_text(folder):
     with noted_round(of_run, 2) as report:
         record = FaultRecord(kind="device", cluster=2, round=2, recovered=True, device=1)
         fault_files.keep(of_run, 2, [record], [LifeSign(0, SILENT, 3.0)])
-        text = ControlUnitMetrics(checkpoints, 2).text()
+        text = control_unit_metrics(checkpoints, 2)
         report |= REPORT
     return text

@@ -1,4 +1,4 @@
-"""What a disk may hold after a crash: operations recorded at the one door, replayed up to any of them.
+"""Possible contents of a disk after a crash: operations recorded at the one door, replayed up to any of them.
 
 The model is that of the ALICE study (Pillai et al., OSDI 2014) for a journaling file system: names in a folder change
 in order, and are safe once the folder is synced; a file's content is safe once the file is synced, and may be
@@ -77,39 +77,35 @@ class FullDisk(Disk):
         self.fails_at = fails_at
         self.count = 0
 
-    def _is_full(self) -> bool:
+    def _spend(self, path, leave_half=lambda: None) -> None:
+        """Do one operation more; at the one that fails, leave half of it behind."""
         self.count += 1
-        return self.count == self.fails_at
+        if self.count == self.fails_at:
+            leave_half()
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     def fill(self, path, write):
         super().fill(path, write)
-        if self._is_full():
-            os.truncate(path, path.stat().st_size // 2)
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        self._spend(path, lambda: os.truncate(path, path.stat().st_size // 2))
 
     def append(self, path, data):
-        if self._is_full():
-            super().append(path, data[: len(data) // 2])
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        super().append(path, data)
+        append = super().append
+        self._spend(path, lambda: append(path, data[: len(data) // 2]))
+        append(path, data)
 
     def sync(self, path):
-        if self._is_full():
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        self._spend(path)
 
     def rename(self, path, target):
-        if self._is_full():
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        self._spend(path)
         super().rename(path, target)
 
     def link(self, path, target):
-        if self._is_full():
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        self._spend(path)
         super().link(path, target)
 
     def make_folder(self, path):
-        if self._is_full():
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        self._spend(path)
         super().make_folder(path)
 
 
@@ -131,7 +127,7 @@ class _Folder:
 
 
 LOSSES = ("nothing", "content", "half", "zeros", "names", "names and content")
-"""What of that which was not synced a crash takes."""
+"""Kinds of loss of unsynced data in a crash."""
 
 
 class DiskModel:
@@ -182,7 +178,7 @@ class DiskModel:
 
 
 def _known(path: Path):
-    """What was there before: all of it safe."""
+    """Return the state of an existing path: all of it is safe."""
     if path.is_symlink():
         return _Link(os.readlink(path))
     if path.is_dir():

@@ -6,15 +6,15 @@ from contextlib import contextmanager
 
 import torch
 
+from client_pipeline.families import transformer
+from client_pipeline.families.families import build_parts
 from client_pipeline.link.frames import encode
 from client_pipeline.link.stream import DecoderStream
-from client_pipeline.partition import transformer
-from client_pipeline.partition.families import build_parts
-from client_pipeline.partition.micro_batches import StepId
+from client_pipeline.partition.dropout_seed import StepId
 from client_pipeline.partition.parts import IGNORED_LABEL, target_weight
 from client_pipeline.partition.plan import micro_batch_sizes
-from client_pipeline.runtime.decoder_update import HeadTrainer
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
+from client_pipeline.runtime.stage.decoder_update import HeadTrainer
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
 from strategies.decoder.config import DecoderConfig
 from strategies.decoder.member import MicroBatch
 from strategies.decoder.service import DecoderService

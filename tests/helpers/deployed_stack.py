@@ -13,9 +13,10 @@ import psutil
 from client_pipeline.link.hosts import is_loopback
 from flower_app.deployment.edge_server import SUPERLINK_PORT
 from flower_app.deployment.ray_node import FIRST_PORT
+from helpers.joining import edge_folder, joined_by_files
 
 NUM_DEVICES = (3, 2)
-"""Of each cluster."""
+"""Number of devices of each cluster."""
 NAMES = ["server", "cu0", "cu1", *(f"d{c}{device}" for c, number in enumerate(NUM_DEVICES) for device in range(number))]
 PATIENCE_S = 400
 # Eight machines share this one's memory: none of them is short of it because all of them together are.
@@ -25,6 +26,23 @@ ENVIRONMENT = os.environ | {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
 }
 COLLAPIPE = (sys.executable, "-m", "flower_app.cli")
+SCENARIO = """
+format = "collapipe-scenario/1"
+clusters = {clusters}
+devices = {devices}
+
+[device]
+flop-per-cycle = {flop_per_cycle}
+frequency-ghz = 0.5
+memory-gb = 1.5
+
+[block]
+memory-gb = 0.375
+
+[planner]
+blocks = 2
+gamma-max = 5.0
+"""
 CONFIG = """
 name = "deployed"
 scenario = "scenario.toml"
@@ -65,6 +83,11 @@ def write_text(folder, name, pairs):
         (folder / f"{name}.{ending}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
 
 
+def last_words(folder):
+    """Return the ends of all programs' logs, for a failure."""
+    return "\n".join(f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in folder.glob("*.log"))
+
+
 class Stack:
     """Programs of all machines, as a reader of docs/deployment.md starts them."""
 
@@ -79,20 +102,23 @@ class Stack:
         self.certs = folder / "certs"
         self.shared_ports = is_loopback(hosts.address("server"))
         self.environments = {}
-        """What else stands in the environment of a machine's programs, by its name."""
+        """Further environment of a machine's programs, by its name."""
         self.boxes = {}
-        """What runs on each machine, by its name."""
+        """Programs of each machine, by its name."""
+
+    @property
+    def port(self):
+        return SUPERLINK_PORT + self.hosts.ports("server")
 
     @property
     def superlink(self):
-        return f"{self.hosts.address('server')}:{SUPERLINK_PORT + self.hosts.ports('server')}"
+        return f"{self.hosts.address('server')}:{self.port}"
 
     def log(self, name):
         return self.folder / f"{name}.log"
 
     def up(self, name, *arguments):
-        state = () if name.startswith("d") else ("--state", self.folder / f"state-{name}")
-        arguments = (*COLLAPIPE, "up", *arguments, "--host", self.hosts.address(name), *state)
+        arguments = (*COLLAPIPE, *arguments, "--state", self.folder / f"state-{name}")
         environment = ENVIRONMENT | self.environments.get(name, {})
         self.boxes[name] = self.hosts.start(name, *arguments, log=self.log(name), env=environment)
 
@@ -113,11 +139,11 @@ class Stack:
         self.hosts.running.remove(box)
 
     def start(self):
-        clusters = ("--clusters", str(len(self.data)), "--out", self.certs)
-        made = self.hosts.run("server", *COLLAPIPE, "certs", "--server", self.hosts.address("server"), *clusters)
-        assert made.returncode == 0, made.stderr
-        port = SUPERLINK_PORT + self.hosts.ports("server")
-        self.up("server", "edge-server", "--certs", self.certs / "server", "--port", port)
+        edge_folder(self.certs, self.hosts.address("server"), superlink_port=self.port)
+        # The edge server reads who may connect when it starts.
+        for cluster in range(len(self.data)):
+            self.join_cu(cluster)
+        self.start_server()
         self.wait_for("server", "SuperLink at")
         # One after the other: all at once would be seven starts of Ray on the one machine that this is.
         for cluster in range(len(self.data)):
@@ -127,30 +153,32 @@ class Stack:
                 self.start_device(cluster, device)
                 self.wait_for(f"d{cluster}{device}", "is up")
 
+    def start_server(self):
+        place = ("--host", self.hosts.address("server"), "--certs", self.certs / "server", "--port", self.port)
+        self.up("server", "up", "edge-server", *place)
+
+    def join(self, name, **options):
+        """Let a machine join by files, once; the next start takes the same place."""
+        state, ports = self.folder / f"state-{name}", self.hosts.ports(name)
+        if not (state / "joined").is_dir():
+            moved = {"ray_port": FIRST_PORT + ports} if ports else {}
+            host = self.hosts.address(name)
+            joined_by_files(self.certs, state, host, object_store_mb=80, **moved, **options)
+
     def start_cu(self, cluster):
-        name = f"cu{cluster}"
-        ports = self.hosts.ports(name)
-        self.up(
-            name,
-            "cu",
-            *("--cluster", cluster, "--server", self.superlink, "--certs", self.certs / f"cu-{cluster}"),
-            *("--data", self.data[cluster], "--object-store-mb", 80),
-            *(argument for device in range(self.own_devices) for argument in ("--device", device)),
-            *(("--device-profile", self.profile) if self.profile else ()),
-            *(("--model", self.model) if self.model else ()),
-            *(("--ray-port", FIRST_PORT + ports, "--runtime-port", 9094 + ports) if ports else ()),
-        )
+        self.up(f"cu{cluster}", "join")
+
+    def join_cu(self, cluster):
+        ports = self.hosts.ports(f"cu{cluster}")
+        options = {"cluster": cluster, "data": str(self.data[cluster]), "devices": list(range(self.own_devices))}
+        options |= {"device_profile": str(self.profile)} if self.profile else {}
+        options |= {"model": str(self.model)} if self.model else {}
+        options |= {"runtime_port": 9094 + ports} if ports else {}
+        self.join(f"cu{cluster}", **options)
 
     def start_device(self, cluster, device):
-        name, cu = f"d{cluster}{device}", f"cu{cluster}"
-        ports = self.hosts.ports(name)
-        self.up(
-            name,
-            "device",
-            *("--device", device, "--cu", f"{self.hosts.address(cu)}:{FIRST_PORT + self.hosts.ports(cu)}"),
-            *("--certs", self.certs / f"devices-{cluster}", "--object-store-mb", 80, "--wait", PATIENCE_S),
-            *(("--ray-port", FIRST_PORT + ports) if ports else ()),
-        )
+        self.join(f"d{cluster}{device}", cluster=cluster, devices=[device])
+        self.up(f"d{cluster}{device}", "join")
 
     def wait_for(self, name, words, since=0):
         deadline = time.monotonic() + PATIENCE_S
@@ -160,10 +188,7 @@ class Stack:
             time.sleep(0.1)
 
     def said(self):
-        """The last words of all programs, for a failure."""
-        return "\n".join(
-            f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in self.folder.glob("*.log")
-        )
+        return last_words(self.folder)
 
     def train(self, *sets, config):
         """Run a training; returns its directory."""

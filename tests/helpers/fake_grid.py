@@ -62,7 +62,7 @@ class FakeGrid(Grid):
 
 
 def superlink_error(message, reason="Node Unavailable"):
-    """What the SuperLink itself answers for a node that is gone: its sender is the SuperLink, not the node."""
+    """Return the SuperLink's own answer for a node that is gone; its sender is not the node."""
     told = message.metadata
     metadata = Metadata(
         run_id=told.run_id,

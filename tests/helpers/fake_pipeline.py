@@ -2,11 +2,11 @@
 
 from types import SimpleNamespace
 
-from client_pipeline.runtime.faults import KILLED
+from client_pipeline.runtime.transport.faults import KILLED
 
 
 class FakePipeline:
-    """As much of :class:`Pipeline` as :class:`Recovery` sees."""
+    """The part of :class:`Pipeline` that :class:`Recovery` uses."""
 
     def __init__(self, num_devices=3):
         self.dead = {}
@@ -14,9 +14,6 @@ class FakePipeline:
         self.returns_after = {}
         """Looks at a lost device until it is found to be back."""
         self.asked = []
-        self.fails = []
-        """Faults that the next plans meet when they are applied."""
-        self.restored_by_plan = 0
         self.moved_by_plan = 0
         self.pool = SimpleNamespace(lost={}, patience_s=0.05, runtime=SimpleNamespace(timeout=5.0))
         self.placement = SimpleNamespace(restored_bytes=0, moved_bytes=0, can_move=True, is_committed=True)
@@ -25,9 +22,6 @@ class FakePipeline:
 
     def apply_plan(self, plan, decoder_wait_s):
         self.asked.append((plan, decoder_wait_s))
-        if self.fails:
-            raise self.fails.pop(0)
-        self.placement.restored_bytes += self.restored_by_plan
         self.placement.moved_bytes += self.moved_by_plan
 
     def give_up_silent(self):

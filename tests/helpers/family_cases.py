@@ -3,13 +3,10 @@
 import pytest
 import torch
 
-from client_pipeline.partition.families import (
-    adapter,
-    build_embedding,
-    build_head,
-    tied as tied_matrices,
-)
-from client_pipeline.partition.micro_batches import StepId, split_batch
+from client_pipeline.families.families import build_embedding, build_head, tied as tied_matrices
+from client_pipeline.families.registry import family_named
+from client_pipeline.partition.dropout_seed import StepId
+from client_pipeline.partition.micro_batches import split_batch
 from client_pipeline.partition.parts import (
     block_weights,
     frozen_parameters,
@@ -20,10 +17,10 @@ from client_pipeline.partition.parts import (
     target_weight,
     targets,
 )
-from client_pipeline.runtime.moved_block import MovedBlock
-from client_pipeline.runtime.optimizer import gradients
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.stage import Stage
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from client_pipeline.runtime.stage.moved_block import MovedBlock
+from client_pipeline.runtime.stage.optimizer import gradients
+from client_pipeline.runtime.stage.stage import Stage
 from helpers.tiny_models import CASES
 
 CUTS = [(5,), (1, 4), (2, 1, 2), (1, 1, 1, 1, 1)]
@@ -43,7 +40,7 @@ def split_step(spec, weights, batch, cut, m, frozen=None):
     embedding, head = build_embedding(spec).train(), build_head(spec).train()
     if frozen:
         load_parameters(frozen_parameters(embedding), part_weights(frozen, "embedding"), "embedding")
-        shared = {name: frozen[f"embedding.{own}"] for name, own in adapter(spec.family).tied(spec).items()}
+        shared = {name: frozen[f"embedding.{own}"] for name, own in family_named(spec.family).tied(spec).items()}
         load_parameters(frozen_parameters(head), part_weights(frozen, "head") | shared, "head")
     load_parameters(own_parameters(embedding), part_weights(weights, "embedding"), "embedding")
     load_parameters(own_parameters(head), part_weights(weights, "head"), "head")

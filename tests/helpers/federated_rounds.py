@@ -2,16 +2,17 @@
 
 from contextlib import contextmanager
 
-from client_pipeline.partition.families import build_parts
-from client_pipeline.partition.micro_batches import StepId
+from client_pipeline.families.families import build_parts
+from client_pipeline.partition.dropout_seed import StepId
 from client_pipeline.partition.parts import target_weight, targets
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.config import RuntimeConfig
-from client_pipeline.runtime.control_unit import ClusterSetup, ControlUnit, RoundOrder
-from client_pipeline.runtime.decoder_update import HeadTrainer
-from client_pipeline.runtime.whole import whole_step
+from client_pipeline.runtime.control_unit.control_unit import ControlUnit
+from client_pipeline.runtime.control_unit.round_order import ClusterSetup, RoundOrder
+from client_pipeline.runtime.stage.decoder_update import HeadTrainer
+from client_pipeline.runtime.stage.whole import whole_step
 from helpers.shared_actors import SHARED_ACTORS
-from helpers.tiny_models import CLASSIC, NUM_BLOCKS
+from helpers.tiny_models import CLASSIC
 from strategies.decoder.config import DecoderConfig
 from strategies.decoder.service import DecoderService
 from strategies.decoder.trainer import DecoderTrainer
@@ -88,7 +89,7 @@ def decoder_services():
 
     def start(optimizer, decoder_sync="step", spec=CLASSIC, **more):
         parts = build_parts(spec, seed=1)
-        trainer = DecoderTrainer(HeadTrainer(parts.head, optimizer, unit=NUM_BLOCKS), decoder_sync)
+        trainer = DecoderTrainer(HeadTrainer(parts.head_on_server, optimizer, unit=len(parts.blocks)), decoder_sync)
         service = DecoderService(DecoderConfig(), trainer, num_clusters=2, **more)
         service.start()
         services.append(service)

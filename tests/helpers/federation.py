@@ -1,17 +1,12 @@
 """Rounds of the real strategy in a real simulation, whose clients train a small model in their own process."""
 
-import tempfile
-from dataclasses import replace
-from pathlib import Path
-
 import torch
 
-from client_pipeline.partition.families import build_parts
-from client_pipeline.runtime.decoder_update import HeadTrainer
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.system.scenario import load_scenario
+from client_pipeline.families.families import build_parts
+from client_pipeline.runtime.stage.decoder_update import HeadTrainer
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from helpers.cluster_states import many_clusters
 from helpers.replies import index_of
-from helpers.repository import ROOT
 from helpers.tiny_models import NUM_BLOCKS, NUM_LABELS, VOCABULARY, tiny_spec
 
 SPEC = tiny_spec("bert", "token-classification", dropout=0.0)
@@ -52,11 +47,11 @@ def loss_of(weights, clusters):
 def trained(message, cluster):
     """Train a round over the real stream, as a control unit does; returns order, weights before and after, and sums."""
     from client_pipeline.link.stream import DecoderStream
-    from client_pipeline.partition.micro_batches import StepId
+    from client_pipeline.partition.dropout_seed import StepId
     from client_pipeline.partition.parts import target_weight, targets
     from strategies.records import ARRAYS, CONFIG, read_train_config, to_tensors
 
-    order = read_train_config(message.content.config_records[CONFIG])
+    order = read_train_config(message.content.config_records[CONFIG], cluster)
     start = to_tensors(message.content.array_records[ARRAYS])
     parts, batch, weight, loss = build_parts(SPEC, seed=0), batch_of(cluster), 0, 0.0
     parts.load(start, head=False)
@@ -93,20 +88,13 @@ def clusters_of(grid, num_clusters):
     from flower_app.training.training_run import wait_for_nodes
     from strategies.clusters import ClusterState
 
-    text = (ROOT / "configs" / "scenarios" / "table2.toml").read_text()
-    text = text.replace("clusters = 3", f"clusters = {num_clusters}").replace(
-        "channels = 4", f"channels = {num_clusters}"
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "many.toml").write_text(text)
-        scenario = load_scenario(str(Path(folder) / "many.toml"))
-    planner = replace(scenario.planner, num_blocks=NUM_BLOCKS, batch_size=8, local_steps=STEPS)
+    scenario = many_clusters(num_clusters, num_blocks=NUM_BLOCKS, batch_size=8, local_steps=STEPS)
     indices = index_of(grid, wait_for_nodes(grid, num_clusters, 60))
     states = [
         ClusterState(cluster=n, node_id=indices[n], devices=devices, block_memory=scenario.block_memory, num_examples=8)
         for n, devices in enumerate(scenario.clusters)
     ]
-    return replace(scenario, planner=planner), states
+    return scenario, states
 
 
 def rounds_of(grid, num_clusters, make, initial, rounds=1):

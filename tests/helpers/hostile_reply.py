@@ -4,7 +4,7 @@ import torch
 
 from helpers.fake_grid import FakeGrid
 from helpers.replies import answer_to
-from strategies.baselines.stock import make_stock
+from strategies.baselines.flower_strategies import make_stock
 from strategies.grid.recording import RecordingGrid
 from strategies.records import to_arrays, to_tensors
 
@@ -34,8 +34,5 @@ def round_of(answer, strategy="FedAvg", **options):
     recording = RecordingGrid(grid, grid.clusters, **options)
     arguments = {"num_malicious_nodes": 1} if strategy == "Krum" else {}
     server = make_stock(strategy, arguments, NUM_CLUSTERS)
-    try:
-        result = server.start(recording, initial_arrays=to_arrays(START), num_rounds=1)
-    except Exception as error:
-        raise AssertionError(f"the run ended with {error!r}") from error
+    result = server.start(recording, initial_arrays=to_arrays(START), num_rounds=1)
     return to_tensors(result.arrays), recording.last_round

@@ -14,7 +14,7 @@ from helpers.signals import default_signals
 
 
 def namespaces_missing():
-    """Why network namespaces cannot be had here; empty if they can."""
+    """Reason why there are no network namespaces here; empty if there are."""
     if os.geteuid():
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -53,7 +53,7 @@ class Hosts:
         raise NotImplementedError
 
     def ports(self, name):
-        """How far the ports of a machine are from the default ones."""
+        """Distance of a machine's ports from the default ones."""
         raise NotImplementedError
 
     def command(self, name, *arguments):
@@ -109,7 +109,6 @@ class Namespaces(Hosts):
         super().__init__(names)
         self.prefix = f"cp{uuid.uuid4().hex[:6]}"
         self.rate_mbit = rate_mbit
-        self.limited = False
 
     def __enter__(self):
         try:
@@ -134,7 +133,7 @@ class Namespaces(Hosts):
             self._ip("-n", space, "link", "set", "lo", "up")
             self._ip("-n", space, "link", "set", "eth0", "up")
             limit = ("rate", f"{self.rate_mbit}mbit", "burst", "256kb", "latency", "100ms")
-            self.limited = not _try("tc", "-n", space, "qdisc", "add", "dev", "eth0", "root", "tbf", *limit)
+            _try("tc", "-n", space, "qdisc", "add", "dev", "eth0", "root", "tbf", *limit)
 
     def __exit__(self, *error):
         super().__exit__(*error)
@@ -157,18 +156,16 @@ class Namespaces(Hosts):
         return pids
 
     def actors(self, name):
-        """Ids of a machine's Ray workers that have been called: with the first call Ray loads what it reads it with.
-
-        Workers are known by their parent, the server of forks, and that by the raylet: Ray's titles are set from
-        several threads, and stay as they were at some moment.
-        """
+        """Ids of a machine's Ray workers that have been called: with the first call Ray loads what it reads it with."""
         workers = []
         for pid in self.processes(name):
             with contextlib.suppress(OSError, psutil.Error):
-                server = psutil.Process(psutil.Process(pid).ppid())
-                # The raylet's own command names the file, too.
-                is_fork = server.name() != "raylet" and any("worker_forks.py" in word for word in server.cmdline())
-                if is_fork and b"_pydantic_core" in Path(f"/proc/{pid}/maps").read_bytes():
+                process = psutil.Process(pid)
+                is_worker = (
+                    psutil.Process(process.ppid()).name() == "raylet"
+                    and "agent" not in " ".join(process.cmdline()).lower()
+                )
+                if is_worker and b"_pydantic_core" in Path(f"/proc/{pid}/maps").read_bytes():
                     workers.append(pid)
         return workers
 
@@ -202,8 +199,6 @@ class Namespaces(Hosts):
 
 class Loopback(Hosts):
     """Each machine is an address of the loopback; they share the ports, so each has its own."""
-
-    limited = False
 
     def address(self, name):
         return f"127.0.77.{self.names.index(name) + 1}"

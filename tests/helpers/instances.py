@@ -1,12 +1,17 @@
 """Random planning problems, small enough for brute force, as the JSON values of ``collapipe-instance/1``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
+import pytest
 
+from client_pipeline.partition.plan import ClusterPlan
+from helpers import oracles
+from strategies.dssda.answer import Answer
+from strategies.dssda.evaluation import Match, violations
+from strategies.dssda.instance import Instance
 from strategies.dssda.instance_file import parse_instance
+from strategies.dssda.planner import plan_round
 
 
 def random_instance(generator: np.random.Generator, **overrides: Any) -> dict[str, Any]:
@@ -114,3 +119,72 @@ def draw(generator, **up):
         cluster[name] = float(generator.choice([0.0, 1.0]) * 10 ** generator.uniform(-2.0, 2.0))
     cluster["up"].update(up)
     return parse_instance(raw, "drawn")
+
+
+def matches_of(answer: Answer) -> list[Match | None]:
+    """Return segments, channel and power of each cluster of an answer; None for one that is not selected."""
+    return [Match(c.choice, c.channel, c.power_w) if c.selected else None for c in answer.clusters]
+
+
+def checked_round(raw: dict[str, Any]) -> tuple[Instance, Answer] | None:
+    """Hold the planner's answer against brute force; None if both say that there is no plan."""
+    instance = parse_instance(raw, "drawn")
+    answer, best = plan_round(instance), oracles.cheapest_round(raw)
+    if best is None:
+        assert answer.status == "infeasible" and answer.infeasible
+        return None
+    assert answer.status == "optimal" and answer.gap <= 1e-6
+    assert answer.objective == pytest.approx(best, rel=5e-6, abs=1e-9)
+    assert violations(instance, matches_of(answer)) == []
+    return instance, answer
+
+
+def drawn_plan(generator: np.random.Generator, instance: Instance, num_devices: int) -> ClusterPlan:
+    """Draw a plan of one cluster in which all devices are in use."""
+    spare = generator.multinomial(instance.L - num_devices, np.full(num_devices, 1 / num_devices))
+    order = tuple(int(k) for k in generator.permutation(num_devices))
+    m = int(generator.integers(1, instance.b + 1))
+    return ClusterPlan(delta=tuple(1 + int(d) for d in spare), order=order, m=m)
+
+
+def instance_to_dict(instance: Instance) -> dict[str, Any]:
+    """Return an instance as JSON values, as ``parse_instance`` reads them."""
+    top = {
+        name: getattr(instance, name)
+        for name in ("L", "b", "S_min", "S_max", "V", "steps", "latency", "tail", "energy", "gamma0", "N0")
+    }
+    return {
+        "format": "collapipe-instance/1",
+        **top,
+        "tail_energy": instance.tail_energy,
+        "wJ": instance.wJ,
+        "band_hz": instance.band_hz,
+        "gamma_act": instance.gamma_act,
+        "kept_keys_share": instance.kept_keys_share,
+        "m_set": list(instance.m_set),
+        "work": {
+            name: getattr(instance, name)
+            for name in ("o_f", "o_b", "o_b_scaling", "t0", "weight_share", "attention_share")
+        }
+        | ({"teb_shares": list(instance.teb_shares)} if instance.teb_shares else {}),
+        "act": {
+            "z_bits": instance.z_bits,
+            "g_bits": instance.g_bits,
+            "scaling": instance.act_scaling,
+            "lat": instance.lat,
+            "downlink_rate": instance.downlink_rate,
+            "decoder_s": instance.decoder_s,
+            "z_enc_bits": instance.z_enc_bits,
+        },
+        "clusters": [
+            {
+                **{name: getattr(c, name) for name in ("wS", "wS2", "wP", "wE", "wG", "skip")},
+                "devices": [{k: v for k, v in vars(d).items() if v or k not in ("t0", "lat")} for d in c.devices],
+                "up": dict(vars(c.up)),
+                "h": list(c.h),
+                "I": list(c.I),
+                "B": list(c.B),
+            }
+            for c in instance.clusters
+        ],
+    }

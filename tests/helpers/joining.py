@@ -9,12 +9,37 @@ import threading
 import time
 
 from client_pipeline.link.hosts import HostPort
-from flower_app.joining.edge_joining import EdgeJoining
+from flower_app.deployment.certificate_authority import read_certificate
+from flower_app.joining.approval import approve_box, approve_file
+from flower_app.joining.edge_joining import EdgeJoining, invite
 from flower_app.joining.join_code import JoinCode
-from flower_app.joining.join_service import JoinDesk, JoinService, WrongCode
-from flower_app.joining.newcomer import BoxFolder, Wish, join_deployment
+from flower_app.joining.join_desk import JoinDesk
+from flower_app.joining.join_folder import JoinFolder
+from flower_app.joining.join_service import JoinService
+from flower_app.joining.joined_box import JoiningBox
+from flower_app.joining.newcomer import REQUEST, BoxFolder, Wish, join_deployment
 
 HOST = "127.0.0.1"
+
+
+def edge_folder(root, name=HOST, **options):
+    """The folder of an edge server that boxes can join, none of whose programs runs."""
+    EdgeJoining(name=name, root=root, **options).prepare()
+    return JoinFolder(root)
+
+
+def joined_by_files(root, state, host=HOST, **options):
+    """A box that has joined an edge server's folder without a network; a control unit unless it has a cluster."""
+    if "cluster" not in options:
+        options["control_unit"] = True
+    invitation = state / "box.invite"
+    state.mkdir(parents=True)
+    invitation.write_text(str(invite(JoinFolder(root))[0]))
+    box = JoiningBox(code=str(invitation), state=state, host=host, **options)
+    assert box.join(lambda _: None) == {}
+    approve_file(JoinFolder(root), invitation.with_suffix(REQUEST))
+    box.join(lambda _: None)
+    return box
 
 
 class EdgeServerStandIn:
@@ -24,15 +49,13 @@ class EdgeServerStandIn:
         joining = EdgeJoining(name=name, root=root)
         joining.prepare()
         self.root, self.folder, self.words = root, joining.folder, []
-        self.desk = JoinDesk(self.folder, 9092, self.words.append)
+        self.desk = JoinDesk(self.folder, self.words.append)
         self.service = JoinService(self.desk, self.folder, HostPort(HOST, 0))
         self.address = HostPort(HOST, self.service.port)
         threading.Thread(target=self.service.serve, daemon=True).start()
 
     def code(self, minutes=60.0):
         """A code that nobody has used."""
-        from flower_app.deployment.authority import read_certificate
-
         code = JoinCode.new(self.address, read_certificate(self.folder.authority.certificate))
         self.folder.invite(code, minutes)
         return code
@@ -42,10 +65,10 @@ class EdgeServerStandIn:
         return say_line(self.address, json.dumps(question).encode() + b"\n", source)
 
     def desk_error(self, question):
-        """What is wrong with a question, as it is answered without a network."""
+        """Return the error of a question that is answered without a network."""
         try:
             return f"answered: {self.desk.answer(json.dumps(question).encode())}"
-        except (ValueError, WrongCode) as error:
+        except ValueError as error:
             return str(error)
 
 
@@ -116,3 +139,20 @@ def waiting(server, number=1):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return boxes
+
+
+def control_units(root, number=1, host=HOST):
+    """Files of control units that have joined a new edge server's folder, cluster by cluster."""
+    edge_folder(root, host)
+    states = [root.parent / f"box-{cluster}" for cluster in range(number)]
+    boxes = [joined_by_files(root, state, host, control_unit=True, cluster=n) for n, state in enumerate(states)]
+    return [box.folder.files for box in boxes]
+
+
+def joined(server, folder, wanted):
+    """A box that has asked the edge server, and was let in."""
+    thread = JoiningThread(folder, server.code(), wanted)
+    (box,) = waiting(server)
+    approve_box(server.folder, box.box_id)
+    assert thread.done().error is None, thread.error
+    return thread

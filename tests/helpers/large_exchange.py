@@ -7,15 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 from flwr.app import Array, ConfigRecord, Message, MessageType, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
-from helpers.fake_grid import FakeGrid
+from helpers.piece_grid import PieceGrid
 from helpers.replies import answer_to
 from strategies.aggregation.config import ServerOptimizerConfig
 from strategies.aggregation.server_optimizers import averaging_strategy
-from strategies.grid.bounded import BoundedGrid
 from strategies.grid.recording import RecordingGrid
+from strategies.grid.reply_timeouts import BoundedGrid
 from strategies.grid.single_pulls import SinglePulls
 from strategies.grid.update_spool import UpdateSpool
 from strategies.records import to_arrays
@@ -24,14 +23,12 @@ NUM_ARRAYS, ARRAY_BYTES = 16, 4_000_000
 MODEL_BYTES = NUM_ARRAYS * ARRAY_BYTES
 
 
-class FarGrid(FakeGrid):
-    """Answers lie at a SuperLink elsewhere until they are pulled: only the pieces of one are here, shared by all."""
-
-    pull_interval = 0.01
+class FarGrid(PieceGrid):
+    """Answers lie at a SuperLink elsewhere until they are pulled: their pieces are here once, shared by all."""
 
     def __init__(self, num_nodes, weights):
         super().__init__(None, num_nodes)
-        self.arrays, self.pieces, self.orders = to_arrays(weights), {}, {}
+        self.arrays, self.shared = to_arrays(weights), {}
 
     def get_nodes(self):
         return [SimpleNamespace(node_id=node, last_activated_at="") for node in self.nodes]
@@ -43,21 +40,18 @@ class FarGrid(FakeGrid):
             content = RecordDict({"config": message.content["config"]})
             order = Message(content, message.metadata.dst_node_id, MessageType.TRAIN)
             order.metadata.__dict__["_message_id"] = message.metadata.message_id
-            self.orders[message.metadata.message_id] = order
-        return list(self.orders)
+            self.pieces[message.metadata.message_id] = self._taken_to_pieces(order)
+        return list(self.pieces)
 
-    def pull_messages(self, message_ids):
-        return [self._put_together(self.orders.pop(message_id)) for message_id in message_ids]
-
-    def _put_together(self, order):
+    def _taken_to_pieces(self, order):
         cluster = self.clusters[order.metadata.dst_node_id]
         reply = answer_to(order, cluster, {}, weight=1 + cluster)
         reply.content["arrays"] = self.arrays
         nested = get_all_nested_objects(reply)
         for name, piece in nested.items():
-            if name not in self.pieces:
-                self.pieces[name] = piece.deflate()
-        return inflate_object_from_contents(reply.object_id, {name: self.pieces[name] for name in nested})
+            if name not in self.shared:
+                self.shared[name] = piece.deflate()
+        return reply.object_id, {name: self.shared[name] for name in nested}
 
 
 def orders_of(grid, arrays, round_):
@@ -86,7 +80,7 @@ def extra_models(num_clusters, folder, layers=grids):
     far = FarGrid(num_clusters, weights)
     # All pieces are here before anything is counted.
     far.push_messages(orders_of(far, start, 0))
-    far.pull_messages(list(far.orders))
+    far.pieces.clear()
     recording, aggregator = layers(far, folder), averaging_strategy(ServerOptimizerConfig())
     mean, peaks = start, []
     del start

@@ -3,7 +3,6 @@
 import time
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.proto.task_pb2 import Task
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.server.superlink.linkstate.in_memory_linkstate import RunRecord
@@ -13,7 +12,8 @@ from flwr.supercore.run import Run
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
 
-from strategies.grid.bounded import BoundedGrid
+from strategies.flower_names import CLIENT_APP_RAISED_EXCEPTION
+from strategies.grid.reply_timeouts import BoundedGrid
 
 FOR_EVER = 1e9
 
@@ -53,8 +53,8 @@ class Link:
             time.sleep(0.01)
         return orders[0]
 
-    def answer(self, order, error=""):
-        reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, error) if error else RecordDict(), reply_to=order)
+    def answer(self, order, error="", code=CLIENT_APP_RAISED_EXCEPTION):
+        reply = Message(Error(code, error) if error else RecordDict(), reply_to=order)
         reply.metadata.__dict__["_message_id"] = f"reply to {order.metadata.message_id}"
         assert self.state.store_message_res(reply)
 

@@ -2,12 +2,11 @@
 
 import contextlib
 import json
-import socket
 
 from flower_app.config.run_config import RunConfig
-from flower_app.deployment.certs import CertsRequest, make_certificates
 from flower_app.runs.run_directory import write_config, write_summary
-from helpers.running_programs import free_block
+from helpers.joining import edge_folder
+from helpers.running_programs import free_block, free_port, taken_port
 from helpers.saved_runs import SMALL, save_untrained
 
 CLASSES = """
@@ -43,13 +42,14 @@ def prepare_folder(folder):
         "gap.csv": "id,text\n1,the dog sleeps\n2,\n",
         "a.txt": "one\ntwo\n",
         "b.txt": "eins\n",
+        "none.txt": "",
     }
     for name, text in files.items():
         (folder / name).write_text(text)
     (folder / "flwr-home").mkdir()
     connections = '[superlink.lab]\naddress = "127.0.0.1:9093"\n[superlink.incomplete]\ninsecure = true\n'
     (folder / "flwr-home" / "config.toml").write_text(connections)
-    make_certificates(CertsRequest(servers=["127.0.0.1"], clusters=1, out=folder / "certs"))
+    edge_folder(folder / "certs")
     classes = {"task.name": "sequence-classification", "model.family": "bert"}
     for name, keys in (("saved", SMALL), ("classes", SMALL | classes)):
         run_dir = folder / "runs" / name
@@ -62,10 +62,5 @@ def prepare_folder(folder):
 @contextlib.contextmanager
 def ports():
     """Yield a port that is taken, and ports that are free, by name."""
-    with socket.socket() as taken, socket.socket() as probe:
-        for each in (taken, probe):
-            each.bind(("127.0.0.1", 0))
-        taken.listen()
-        free = probe.getsockname()[1]
-        probe.close()
-        yield {"taken": taken.getsockname()[1], "free": free, "block": free_block()}
+    with taken_port() as taken:
+        yield {"taken": taken, "free": free_port(), "block": free_block()}

@@ -214,7 +214,7 @@ def activation_bits(instance, m):
 
 
 def _size_bits_and_joules(instance, cluster, delta, m, last):
-    """What beside the seconds of a pipeline a round's cost depends on."""
+    """Return the terms of a round's cost beside the seconds of a pipeline."""
     joules = 0.0
     if instance.get("wJ"):
         joules = instance["wJ"] * instance["steps"] * math.fsum(device_joules(instance, cluster, delta, m, last))
@@ -240,15 +240,16 @@ def best_pipelines(instance, cluster, key_of=None):
     With ``key_of`` for every value of it that no other of the same S and bits beats in cost and seconds.
     """
     best = {}
+    unequal = "teb_shares" in instance["work"]
     lasts_matter = instance["latency"] == "flowshop" or instance.get("tail_energy", "link") == "none"
     for m in instance["m_set"]:
         for delta in _compositions(instance["L"], len(instance["clusters"][cluster]["devices"])):
             size = sum(d > 0 for d in delta)
             if size < instance.get("S_min", 1) or (instance.get("S_max") or size) < size:
                 continue
-            for last in [k for k, d in enumerate(delta) if d] if lasts_matter else [None]:
+            for last, loads in _ends_and_loads(instance, delta) if unequal else _ends(delta, lasts_matter):
                 key = size if key_of is None else key_of(instance, cluster, delta, m, last)
-                seconds = pipeline_time(instance, cluster, delta, m, last)
+                seconds = pipeline_time(instance, cluster, delta, m, last if lasts_matter else None, loads)
                 if seconds is not None and seconds < best.get(key, math.inf):
                     best[key] = seconds
     if key_of is not None and instance.get("wJ"):
@@ -263,8 +264,28 @@ def best_pipelines(instance, cluster, key_of=None):
     return best
 
 
-def pipeline_time(instance, cluster, delta, m, last):
-    """D of one decision, None where a device's memory or energy does not allow it."""
+def _ends(delta, lasts_matter):
+    """Each possible last device, and the TEBs of all."""
+    return [(k, delta) for k, d in enumerate(delta) if d] if lasts_matter else [(None, delta)]
+
+
+def _ends_and_loads(instance, delta):
+    """For each order of the busy devices, the last one, and the work of all where TEBs cost differently."""
+    shares = instance["work"]["teb_shares"]
+    for order in itertools.permutations(k for k, d in enumerate(delta) if d):
+        loads, first = [0.0] * len(delta), 0
+        for k in order:
+            loads[k] = math.fsum(shares[first : first + delta[k]])
+            first += delta[k]
+        yield order[-1], loads
+
+
+def pipeline_time(instance, cluster, delta, m, last, loads=None):
+    """D of one decision, None where a device's memory or energy does not allow it.
+
+    ``loads`` are the devices' work in TEBs of o_f and o_b, where these cost differently.
+    """
+    loads = loads or delta
     b_hat = instance["b"] / m
     work, act = instance["work"], instance["act"]
     flop = b_hat * work["o_f"] + work["o_b"] * (b_hat if work["o_b_scaling"] == "sample" else 1)
@@ -277,11 +298,11 @@ def pipeline_time(instance, cluster, delta, m, last):
         tau = bits / rate + act.get("lat", 0.0)
         if last == k and instance["latency"] == "flowshop":
             tau = 0.0
-        joules = d["kappa"] * blocks * flop / d["phi"] * d["f"] ** 2 + (0.0 if last == k else d["p"] * tau)
+        joules = d["kappa"] * loads[k] * flop / d["phi"] * d["f"] ** 2 + (0.0 if last == k else d["p"] * tau)
         joules *= {"none": 0, "c9p": 1, "c9": 2 * m, "exact": m}[instance["energy"]]
         if blocks * instance["gamma0"] > d["mem"] or joules > d["Emax"]:
             return None
-        stages.append(blocks * (flop / (d["phi"] * d["f"]) + work.get("t0", 0.0)) + tau)
+        stages.append(loads[k] * (flop / (d["phi"] * d["f"]) + work.get("t0", 0.0)) + tau)
         links.append(tau)
     if instance["latency"] == "flowshop":
         return sum(stages) + (m - 1) * max(stages)
@@ -390,3 +411,16 @@ def _actions_of(schedule, stage, num_stages, m):
     if schedule == "zb-h1":
         order += [("W", i) for i in range(max(0, m - stage), m)]
     return order
+
+
+def gpipe_latency(forward_s, backward_s, forward_link_s, backward_link_s, num_micro_batches):
+    """Makespan of GPipe's action list when a device is busy while it sends, from the times of each stage.
+
+        D = sum(F + c) + (m - 1) max(F + c) + sum(B + c') + (m - 1) max(B + c')
+
+    Entry s of ``backward_link_s`` is of the link from stage s + 1 to s: stage s + 1 is busy while it sends. The last
+    stage's links are 0.
+    """
+    forward = [f + c for f, c in zip(forward_s, forward_link_s, strict=True)]
+    backward = [b + c for b, c in zip(backward_s, [0.0, *backward_link_s[:-1]], strict=True)]
+    return sum(sum(chunk) + (num_micro_batches - 1) * max(chunk) for chunk in (forward, backward))

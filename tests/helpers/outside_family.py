@@ -3,8 +3,8 @@
 import torch.nn.functional as F
 from torch import nn
 
-from client_pipeline.partition.encoder import ClassifierHead
-from client_pipeline.partition.family import Family
+from client_pipeline.families.encoder import ClassifierHead
+from client_pipeline.families.family import Family
 from client_pipeline.partition.spec import SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION, ModelSpec
 
 

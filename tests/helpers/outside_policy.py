@@ -4,7 +4,8 @@ import numpy as np
 
 from strategies.dssda.answer import Answer
 from strategies.planning.policy import Round, RoundPolicy
-from strategies.planning.ranked import RankedSelection, uniform_segments
+from strategies.planning.ranked import RankedSelection
+from strategies.planning.segment_rules import uniform_choice
 
 
 class InTurn(RoundPolicy):
@@ -26,4 +27,4 @@ class InTurn(RoundPolicy):
         def turns_until(round_, offers):
             return (np.array(round_.indices) - self.first - round_.number + 1.0) % round_.num_all
 
-        return RankedSelection(self.name, turns_until, uniform_segments).plan(round_)
+        return RankedSelection(self.name, turns_until, uniform_choice).plan(round_)

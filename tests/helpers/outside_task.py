@@ -1,7 +1,7 @@
 """A task as somebody else would add it: one class, in a file that this repository does not know."""
 
 from flower_app.tasks.classification import ClassificationTask
-from flower_app.tasks.generated_labels import classified
+from flower_app.tasks.generated.generated_labels import classified
 from flower_app.tasks.labelled import Examples
 
 

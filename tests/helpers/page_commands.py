@@ -11,8 +11,8 @@ from flwr.cli.app import app as flwr
 from flower_app.cli.main import app as collapipe
 from helpers.repository import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PROGRAMS = re.compile(r"(?:\w+=\S+ )*(?:\.venv/bin/)?(?:collapipe|flwr|python3?|pip|pytest|mkdocs) ")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PROGRAMS = re.compile(r"(?:\w+=\S+ )*(?:\.venv/bin/)?(?:collapipe|flwr|python3?|pip|pytest) ")
 MARKING = re.compile(r"\bneeds: \S")
 SECTION = re.compile(r"\*needs: [^*]+\*")
 """A paragraph of its own: marks all commands up to the next heading that is no lower."""
@@ -28,9 +28,9 @@ class PageCommand:
     line: int
     text: str
     is_marked: bool
-    """Whether the page says what it needs."""
+    """True if the page says what the command needs."""
     is_name: bool
-    """Whether it names a command or an option in passing, without an argument."""
+    """True if the page names a command or an option in passing, without an argument."""
 
     def __str__(self):
         return f"{self.page}:{self.line}: {self.text}"
@@ -113,9 +113,6 @@ def _fenced(first, block):
 
 
 def _inline(first, block, is_marked):
-    codes = [(first + block[: code.start()].count("\n"), " ".join(code[1].split())) for code in _codes(block)]
+    found = re.finditer(r"`([^`]+)`", block)
+    codes = [(first + block[: code.start()].count("\n"), " ".join(code[1].split())) for code in found]
     return [(number, text, is_marked) for number, text in codes if PROGRAMS.match(text)]
-
-
-def _codes(block):
-    return re.finditer(r"`([^`]+)`", block)

@@ -2,7 +2,10 @@
 
 import json
 
-from flower_app.report.timeline import timeline_of
+from client_pipeline.system.scenario import load_scenario
+from flower_app.config.run_config import RunConfig
+from flower_app.runs.run_directory import write_config
+from flower_app.training.round_closer import timeline_of
 from strategies.planning.costs import costs_record
 from strategies.planning.dry_run import plan_rounds
 from strategies.planning.policies import make_policy
@@ -14,8 +17,8 @@ def planned_run(folder, scenario, num_rounds, policy="dssda"):
     (folder / "config.toml").write_text(f'name = "planned"\nnum-rounds = {num_rounds}\nscenario = "{scenario.name}"\n')
     lines = []
     for planned in plan_rounds(scenario, make_policy(policy), num_rounds):
-        virtual = costs_record(planned.decision, planned.costs, planned.gamma, scenario)
-        plans = {n: plan for n, plan in enumerate(planned.decision.plans) if planned.selected[n]}
+        virtual = costs_record(planned, planned.costs, planned.gamma, scenario)
+        plans = {n: plan for n, plan in enumerate(planned.plans) if planned.selected[n]}
         spent = {"blocks": 1, "busy_s": 0.1, "idle_bytes": 2e8, "peak_bytes": 2.6e8}
         reports = [
             {
@@ -45,4 +48,12 @@ def planned_run(folder, scenario, num_rounds, policy="dssda"):
     trained = [{"cluster": n, "plan": plan.to_dict(), "timeline": []} for n, plan in plans.items()]
     (folder / "timeline.json").write_text(json.dumps(timeline_of(scenario, num_rounds, trained)))
     (folder / "summary.json").write_text(json.dumps({"status": "finished", "wall_s": 3.0 * num_rounds}))
+    return folder
+
+
+def unfinished_run(folder, num_rounds, scenario="unequal", planned=4):
+    """Write a run that has trained some of its rounds and goes on."""
+    planned_run(folder, load_scenario(scenario), planned)
+    write_config(folder, RunConfig(scenario=scenario, num_rounds=num_rounds))
+    (folder / "summary.json").unlink()
     return folder

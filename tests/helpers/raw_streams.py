@@ -4,8 +4,8 @@ import time
 
 import grpc
 
+from client_pipeline.link.address import METHOD, SERVICE
 from client_pipeline.link.frames import PROTOCOL_VERSION, encode
-from client_pipeline.link.stream import METHOD, SERVICE
 
 
 def call(address, *frames, **options):

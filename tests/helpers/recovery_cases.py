@@ -8,13 +8,14 @@ import time
 
 import torch
 
+from client_pipeline.families import transformer
+from client_pipeline.families.families import build_parts
 from client_pipeline.link.base import LinkError
-from client_pipeline.partition import transformer
-from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.config import RuntimeConfig
-from client_pipeline.runtime.control_unit import ClusterSetup, ControlUnit, RoundOrder
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
+from client_pipeline.runtime.control_unit.control_unit import ControlUnit
+from client_pipeline.runtime.control_unit.round_order import ClusterSetup, RoundOrder
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
 
 NUM_BLOCKS = 4
 SPEC = transformer.spec(
@@ -50,6 +51,22 @@ def control_unit(run, *, cluster=0, optimizer=ADAMW, spec=SPEC, runtime=None, **
     )
 
 
+@contextlib.contextmanager
+def control_units(run, **settings):
+    """Give a function that makes control units with these settings and others; all are closed in the end."""
+    made = []
+
+    def make(**more):
+        made.append(control_unit(f"{run}-{len(made)}", **settings | more))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for unit in made:
+            unit.close()
+
+
 def initial(spec=SPEC):
     return build_parts(spec, seed=1).weights()
 
@@ -75,12 +92,12 @@ def assert_equal(found, expected):
 
 def once(unit, *, round_, step, kind, micro_batch, act):
     """Have ``act`` called once, when a micro-batch arrives at the control unit."""
-    recovery, run_step = unit.recovery, unit.pipeline.run_step
+    faults, run_step = unit.faults, unit.pipeline.run_step
     done = []
 
     def watched(*arguments, progress, **others):
         def watch(event, number):
-            here = (recovery.round, recovery.step, event, number)
+            here = (faults.round, faults.step, event, number)
             if not done and here == (round_, step, kind, micro_batch):
                 done.append(here)
                 act()

@@ -71,7 +71,7 @@ def answer_to(message, cluster, weights, *, weight=1, loss=1.0, steps=1, wall_s=
 
     from strategies.records import CONFIG, read_train_config, reply_content
 
-    order = read_train_config(message.content.config_records[CONFIG])
+    order = read_train_config(message.content.config_records[CONFIG], cluster)
     report = report_of(order, cluster, message.metadata.dst_node_id, **changes)
     content = reply_content(weights, weight=weight, loss=loss, steps=steps, wall_s=wall_s, report=report)
     return Message(content, reply_to=message)

@@ -1,4 +1,4 @@
-"""Where the repository is, and what its sources hold."""
+"""Place of the repository, and the syntax trees of its sources."""
 
 import ast
 from functools import cache

@@ -2,10 +2,10 @@
 
 import threading
 
-from client_pipeline.runtime.meeting_point import MeetingPoint
-from client_pipeline.runtime.node_tls import NodeTls
-from client_pipeline.runtime.tls_transport import TlsTransport
-from client_pipeline.runtime.transport import GlooTransport, GroupAddress, open_store
+from client_pipeline.runtime.transport.meeting_point import MeetingPoint
+from client_pipeline.runtime.transport.node_tls import NodeTls
+from client_pipeline.runtime.transport.tls_transport import TlsTransport
+from client_pipeline.runtime.transport.transport import GlooTransport, GroupAddress, open_store
 from helpers.certificates import certificate
 
 TIMEOUT_S = 30.0

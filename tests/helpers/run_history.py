@@ -1,4 +1,4 @@
-"""What a deployed run has done so far, and machines of it that are lost for a while."""
+"""History of a deployed run, and machines of it that are lost for a while."""
 
 import contextlib
 import json
@@ -12,8 +12,15 @@ from flower_app.deployment.deployed_run import DECODER_PORT
 from flower_app.runs.run_directory import read_waiting
 from helpers.deployed_stack import PATIENCE_S
 
-GONE = ("its stream broke off", "sent no heartbeat", "was started again", "did not join", "its node is not connected")
-"""How the server may learn that a machine has died."""
+GONE = (
+    "its stream broke off",
+    "sent no heartbeat",
+    "signed off",
+    "was started again",
+    "did not join",
+    "its node is not connected",
+)
+"""Reasons by which the server may learn that a machine has died."""
 MOST_ROUNDS = 20
 """A cluster that has not trained in so many rounds since its return never will."""
 HEARTBEAT_S = 30.0
@@ -21,7 +28,7 @@ HEARTBEAT_S = 30.0
 
 
 def is_connected(stack, name):
-    """Whether a machine has an open connection to the decoder."""
+    """Tell whether a machine has an open connection to the decoder."""
     (server, *_) = stack.hosts.processes("server")
     far = f"{struct.unpack('<I', socket.inet_aton(stack.hosts.address(name)))[0]:08X}"
     # gRPC listens for both families: there an IPv4 address is the end of an IPv6 one.
@@ -39,7 +46,7 @@ class Round:
         self.clusters = {report["cluster"] for report in line["clusters"]}
         self.absent = {entry["cluster"]: entry["reason"] for entry in [*line["plan"]["left_out"], *line["failed"]]}
         self.is_whole = not line["faults"] and not self.absent
-        """Whether nothing happened in it."""
+        """True if nothing happened in the round."""
 
 
 class Absence:
@@ -60,14 +67,14 @@ class Absence:
         self.come_back, self.is_there = come_back, is_there
         self.lost_at = time.monotonic()
         self.cut_at = self.waited_s = None
-        """When its stream to the decoder was seen to be cut [s, Unix time]; how long the others waited for it then."""
+        """Time at which its stream to the decoder was cut [s, Unix time]; then the wait of the others."""
         self.returning = False
         self.back_at = None
-        """When its SuperNode was there again [s, monotonic]."""
+        """Time at which its SuperNode was there again [s, monotonic]."""
 
     @property
     def trained(self):
-        """Whether it was lost in the midst of its training: the decoder had welcomed it, and waited for it."""
+        """True if it was lost in its training: the decoder had welcomed it, and waited for it."""
         return self.cut_at is not None
 
     def look(self, wait):
@@ -85,7 +92,7 @@ class Absence:
 
 
 class History:
-    """What a run has done so far, as its directory shows it.
+    """History of a run, as its directory shows it.
 
     Parameters
     ----------

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import socket
 import subprocess
 import time
 
@@ -10,8 +11,6 @@ from flower_app.deployment.programs import listens
 from flower_app.launch.processes import MARK, RunProcesses
 
 HOST = "127.0.0.1"
-
-
 START_S = 180
 _PORTS = itertools.count(0, 2)
 
@@ -23,6 +22,13 @@ def free_port():
         if not any(listens(HOST, port + k) for k in range(2)):
             return port
     raise RuntimeError("no free ports")
+
+
+@contextlib.contextmanager
+def taken_port():
+    """Give a port of the loopback on which somebody listens."""
+    with socket.create_server((HOST, 0)) as listener:
+        yield listener.getsockname()[1]
 
 
 def free_block():
@@ -45,5 +51,5 @@ def running(command, environment, log, answers):
             time.sleep(0.3)
         yield
     finally:
-        RunProcesses(environment[MARK], child.pid).end()
+        RunProcesses(environment[MARK]).end()
         child.wait(30)

@@ -1,6 +1,6 @@
 """A run directory as a run leaves it, with an untrained model; and a launcher that leaves one."""
 
-from client_pipeline.partition.families import build_parts
+from client_pipeline.families.families import build_parts
 from flower_app.config.sources import load_config
 from flower_app.launch.launcher import Outcome
 from flower_app.runs.run_directory import (
@@ -23,6 +23,17 @@ SMALL = {
     "model.decoder-layers": 1,
     "task.max-new-tokens": 5,
 }
+TWO_CLUSTERS = {
+    "num-clusters": 2,
+    "data.num-examples": 40,
+    "data.evaluation-examples": 4,
+    "data.vocab-size": 300,
+    "model.width": 16,
+    "model.num-heads": 2,
+    "model.feed-forward": 32,
+    "model.encoder-layers": 2,
+    "model.decoder-layers": 1,
+}
 SUMMARY = {"status": "finished", "rounds": 2, "wall_s": 3.0, "metrics": {"bleu": 12.5}}
 
 
@@ -31,6 +42,8 @@ def save_untrained(run_dir):
     config = read_run_config(run_dir)
     chosen = task(config.task)
     prepared = chosen.prepare(config.data, config.model, config.seed, 1)
+    if config.returns_states:
+        prepared = prepared.with_tail(True)
     weights = build_parts(prepared.spec, 0).weights()
     save_model(run_dir, prepared.spec, weights, prepared.tokenizer_json, chosen.saved(config.data))
 

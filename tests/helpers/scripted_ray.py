@@ -5,16 +5,16 @@ from types import SimpleNamespace
 from ray import exceptions
 
 PENDING = object()
-"""What never comes."""
+"""Value that never comes."""
 PID = 1 << 30
 """A process that no system has."""
 
 
 class Reference:
-    """A value, an error, or nothing yet; a late one comes to whoever waits for it at all."""
+    """A value, an error, or nothing yet."""
 
-    def __init__(self, value=None, *, late=False):
-        self.value, self.late = value, late
+    def __init__(self, value=None):
+        self.value = value
 
 
 class ScriptedActor:
@@ -39,20 +39,11 @@ class ScriptedActor:
             self.asked.append((method, *arguments))
             return Reference(self.answers.get(method))
 
-        def several(num_returns):
-            """The answer to a call of several results is a tuple of them."""
-
-            def call(*arguments):
-                self.asked.append((method, *arguments))
-                return [Reference(value) for value in self.answers[method]]
-
-            return SimpleNamespace(remote=call)
-
-        return SimpleNamespace(remote=remote, options=several)
+        return SimpleNamespace(remote=remote)
 
 
 class ScriptedRay:
-    """As much of Ray as the runtime's modules call; set it in the place of a module's ``ray``."""
+    """The part of Ray that the runtime's modules call; set it in the place of a module's ``ray``."""
 
     exceptions = exceptions
 
@@ -80,7 +71,7 @@ class ScriptedRay:
 
     def wait(self, references, num_returns=1, timeout=None, fetch_local=True):
         self.waits_s.append(timeout)
-        ready = [r for r in references if r.value is not PENDING and not (r.late and timeout == 0.0)]
+        ready = [r for r in references if r.value is not PENDING]
         return ready, [r for r in references if r not in ready]
 
     def get(self, reference, timeout=None):

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from client_pipeline.runtime.arrangement import Arrangement
+from client_pipeline.runtime.ray.arrangement import Arrangement
 
 SHARED_ACTORS = Arrangement(device_actors=3)
 """Neighbours in a plan are in different ones, which outlive the tests that use them and end with their Ray."""

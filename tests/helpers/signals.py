@@ -1,4 +1,4 @@
-"""What programs that tests start hear, whoever started the tests."""
+"""Signals of programs that tests start, whoever started the tests."""
 
 import signal
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import cloudpickle
 import psutil
 
-from client_pipeline.runtime.private_ray import private_environment
+from client_pipeline.runtime.ray.private_ray import ATTEMPTS, NODE_IS_LATE, private_environment
 
 MOST_NODES, AT_ONCE = 7, 2
 """Nodes that there are, and how many of them answer at once: a process for each costs seconds."""
@@ -28,13 +28,16 @@ _STARTED = []
 def simulate(server, client, num_nodes=2):
     """Run ``server(grid)`` and ``client(message, cluster)``, or a ClientApp; returns what the server returned."""
     assert num_nodes <= MOST_NODES
-    if not _STARTED:
-        _STARTED.append(_Simulation())
-    try:
-        kind, value = _STARTED[0].run(server, client, num_nodes)
-    except BaseException:
-        end_simulations()
-        raise
+    for attempts_left in reversed(range(ATTEMPTS)):
+        if not _STARTED:
+            _STARTED.append(_Simulation())
+        try:
+            kind, value = _STARTED[0].run(server, client, num_nodes)
+            break
+        except BaseException as error:
+            end_simulations()
+            if NODE_IS_LATE not in str(error) or not attempts_left:
+                raise
     if kind == "error":
         raise value
     return value
@@ -73,7 +76,7 @@ class _Simulation:
     def end(self):
         _write(self.folder / "end", b"")
         try:
-            self.process.wait(timeout=60)
+            self.process.wait(timeout=240)
         except subprocess.TimeoutExpired:
             family = psutil.Process(self.process.pid)
             for process in [*family.children(recursive=True), family]:

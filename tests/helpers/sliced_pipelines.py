@@ -22,7 +22,7 @@ def sliced_makespan(schedule, times, num_slices, decoder=0.0):
 
     @functools.cache
     def start(s, place):
-        """When a device starts the action at a place of its list: it is free, and the input is there."""
+        """Return the start of the action at a place of a device's list: it is free, and the input is there."""
         kind, i, q = lists[s][place]
         free = sent(s, place - 1) if place else 0.0
         return max(free, arrival(kind, s, i, q))
@@ -36,7 +36,7 @@ def sliced_makespan(schedule, times, num_slices, decoder=0.0):
 
     @functools.cache
     def sent(s, place):
-        """When it has sent what it made, and is free."""
+        """Return the time when the device has sent its result and is free."""
         kind, i, q = lists[s][place]
         if kind == "F" and s < num_stages - 1:
             return end(s, place) + there[s][column(i, q)]
@@ -58,7 +58,7 @@ def sliced_makespan(schedule, times, num_slices, decoder=0.0):
 
 
 def pairs_seen(length, num_slices):
-    """Of each slice of T tokens, its share of all pairs of a token and one that it sees, each token half of itself."""
+    """Return each slice's share of all pairs of a token and one that it sees, each token half of itself."""
     size = length // num_slices
     seen = [
         sum(position + 0.5 for position in range(q * size, (q + 1) * size)) / (length**2 / 2) for q in range(num_slices)

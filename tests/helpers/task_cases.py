@@ -1,12 +1,12 @@
-"""What the tests of tasks with a Hugging Face model share."""
+"""Models and cases that tests of tasks with a Hugging Face model share."""
 
 from types import SimpleNamespace
 
 import numpy as np
 
 from client_pipeline.partition.parts import target_weight, targets
-from client_pipeline.runtime.optimizer import PartOptimizer
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from client_pipeline.runtime.stage.optimizer import PartOptimizer
 from flower_app.saved_model import save_model
 from flower_app.tasks.base import TaskConfig, task
 
@@ -25,8 +25,10 @@ def options(**changes):
         "norm": "pre",
         "label_smoothing": 0.0,
         "max_length": 40,
+        "trainable": "full",
         "pretrained": "",
         "from_": "",
+        "new_head": False,
     }
     return SimpleNamespace(**{**values, **changes})
 

@@ -17,19 +17,17 @@ from types import SimpleNamespace
 import torch
 from ray import exceptions
 
-from client_pipeline.runtime import (
-    control_unit,
+from client_pipeline.runtime.control_unit import control_unit, recovery
+from client_pipeline.runtime.devices import (
     device,
     device_pool,
     frozen_devices,
     group,
     pipeline,
-    ray_tensors,
-    recovery,
     shared_actor,
     snapshots,
-    unused_actors,
 )
+from client_pipeline.runtime.ray import ray_tensors, unused_actors
 
 AT_ONCE = ("alive", "interrupt")
 """Methods of the liveness group, which answer while others run."""
@@ -45,14 +43,14 @@ class RayPickler(pickle.Pickler):
 
 
 def message_of(value):
-    """What goes to another process."""
+    """Serialise a value for another process."""
     message = io.BytesIO()
     RayPickler(message).dump(value)
     return message.getvalue()
 
 
 def sent(value):
-    """What comes out where a value was sent to."""
+    """Return the copy of a value that arrives at another process."""
     return pickle.loads(message_of(value))
 
 
@@ -120,14 +118,14 @@ class ThreadActor:
                         (answer.set_exception if isinstance(outcome, BaseException) else answer.set_result)(outcome)
 
     def stop_process(self):
-        """As SIGSTOP does."""
+        """Stop it, as SIGSTOP does."""
         self._goes_on.clear()
 
     def continue_process(self):
         self._goes_on.set()
 
     def end_process(self):
-        """As SIGKILL does: what it was asked stays without an answer, its connections close."""
+        """End it, as SIGKILL does: calls stay without an answer, its connections close."""
         self.answer_no_more()
         self.close_connections()
 
@@ -150,7 +148,7 @@ class ThreadActor:
 
 
 class ThreadRay:
-    """As much of Ray as the runtime uses; set it in the place of a module's ``ray``."""
+    """The part of Ray that the runtime uses; set it in the place of a module's ``ray``."""
 
     exceptions = exceptions
     WORKER_MODE = 1

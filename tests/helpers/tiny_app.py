@@ -60,6 +60,12 @@ def main(grid, context):
     behave = context.run_config["behave"]
     if behave == "raise":
         raise RuntimeError("the oven is cold")
+    if behave == "late":
+        # In Ray's words: the node itself cannot be delayed so exactly.
+        starts = run_dir / "starts"
+        starts.open("a").write("x")
+        if starts.stat().st_size < 2:
+            raise Exception("The current node timed out during startup. This could happen because")
     if behave == "refuse":
         write_summary(run_dir, "bad-input", error="flour: expected some, found none")
         raise SystemExit(1)
@@ -97,7 +103,7 @@ def left_over(run_dir):
 
 
 def launch_tiny_app(app, run_dir, behave, watch=lambda: None, say=lambda text: None, **more):
-    """Launch it; ``behave`` is well, raise, refuse or hang, ``more`` other fields of the order."""
+    """Launch it; ``behave`` is well, raise, refuse, hang or late, ``more`` other fields of the order."""
     config = run_dir / "config.toml"
     config.write_text(tomli_w.dumps({"behave": behave, "run-dir": str(run_dir)}))
     order = LaunchOrder(run_dir=run_dir, app=app, run_config=config, num_clusters=2, watch=watch, say=say, **more)

@@ -5,6 +5,11 @@ import numpy as np
 WIDTH, FEED_FORWARD, BLOCKS = 16, 32, 2
 TOKENS = ["<|pad|>", "<|begin|>", "<|end|>", *map(chr, range(33, 127)), "Ġ", "he", "the"]
 
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|begin|>' + m.role + ':' + m.content + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|begin|>assistant:' }}{% endif %}"
+)
+
 
 def write_tiny_gguf(file):
     """Write the file; returns its float32 tensors by GGUF's names."""
@@ -29,6 +34,7 @@ def write_tiny_gguf(file):
     writer.add_unk_token_id(0)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+    writer.add_chat_template(TEMPLATE)
     shapes = {"token_embd": (len(TOKENS), WIDTH), "output_norm": (WIDTH,), "output": (len(TOKENS), WIDTH)}
     for index in range(BLOCKS):
         block = dict(attn_norm=(WIDTH,), ffn_norm=(WIDTH,), attn_q=(WIDTH, WIDTH), attn_output=(WIDTH, WIDTH))

@@ -2,9 +2,9 @@
 
 import torch
 
-from client_pipeline.partition import transformer
-from client_pipeline.partition.families import adapter, library_families
-from client_pipeline.partition.hugging_face import spec_from_config
+from client_pipeline.families import transformer
+from client_pipeline.families.hugging_face import spec_from_config
+from client_pipeline.families.registry import family_named, is_decoder_only, library_families
 from client_pipeline.partition.spec import ModelSpec
 
 NUM_BLOCKS = 5
@@ -50,10 +50,26 @@ _CAUSAL = dict(
     tie_word_embeddings=False,
 )
 
+_T5 = dict(
+    vocab_size=VOCABULARY,
+    d_model=16,
+    d_kv=6,
+    d_ff=32,
+    num_layers=NUM_BLOCKS,
+    num_decoder_layers=2,
+    num_heads=3,
+    relative_attention_num_buckets=8,
+    relative_attention_max_distance=10,
+    decoder_start_token_id=0,
+)
+
 CONFIGS = {
     "bert": _BERT,
     "roberta": {**_BERT, "pad_token_id": 1, "type_vocab_size": 1},
     "xlm-roberta": {**_BERT, "pad_token_id": 1, "type_vocab_size": 1},
+    "camembert": {**_BERT, "pad_token_id": 1, "type_vocab_size": 1},
+    "data2vec-text": {**_BERT, "pad_token_id": 1, "type_vocab_size": 1},
+    "ernie": _BERT,
     "distilbert": dict(
         vocab_size=VOCABULARY,
         dim=16,
@@ -75,19 +91,11 @@ CONFIGS = {
     # Layers 0 and 3 attend everywhere, the others to one neighbour on each side.
     "modernbert": {**_BERT, "local_attention": 2, "global_attn_every_n_layers": 3},
     "bart": _SEQ2SEQ,
+    "blenderbot": _SEQ2SEQ,
     "marian": {**_SEQ2SEQ, "decoder_vocab_size": VOCABULARY, "scale_embedding": True},
-    "t5": dict(
-        vocab_size=VOCABULARY,
-        d_model=16,
-        d_kv=6,
-        d_ff=32,
-        num_layers=NUM_BLOCKS,
-        num_decoder_layers=2,
-        num_heads=3,
-        relative_attention_num_buckets=8,
-        relative_attention_max_distance=10,
-        decoder_start_token_id=0,
-    ),
+    "pegasus": {**_SEQ2SEQ, "scale_embedding": True, "decoder_start_token_id": 1},
+    "t5": _T5,
+    "mt5": {**_T5, "feed_forward_proj": "gated-gelu"},
     "gpt2": dict(
         vocab_size=VOCABULARY,
         n_embd=16,
@@ -137,6 +145,7 @@ VARIANTS = {
         {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": VOCABULARY + 3},
     ),
     "marian-untied": ("marian", {"tie_word_embeddings": False}),
+    "mt5-untied": ("mt5", {"tie_word_embeddings": False}),
     "t5-1.1": ("t5", {"tie_word_embeddings": False, "feed_forward_proj": "gated-gelu"}),
     "gpt2-untied": ("gpt2", {"tie_word_embeddings": False, "scale_attn_by_inverse_layer_idx": True}),
     "llama-tied": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
@@ -146,9 +155,12 @@ VARIANTS = {
 }
 
 CASES = [
-    (name, head) for name in [*sorted(CONFIGS), *VARIANTS] for head in adapter(VARIANTS.get(name, (name, {}))[0]).HEADS
+    (name, head)
+    for name, (family, _) in {**{name: (name, {}) for name in sorted(CONFIGS)}, **VARIANTS}.items()
+    for head in family_named(family).HEADS
+    if head == "causal-lm" or family in ("gpt2", "qwen3") or not is_decoder_only(family)
 ]
-"""Every family and variant with each of its heads."""
+"""Every family and variant with each of its heads; classifiers on two of the decoder-only ones, which share a cut."""
 FIRST_CASES = [(name, head) for name, head in CASES if name in CONFIGS]
 """The families themselves."""
 
@@ -175,6 +187,9 @@ def library_config(family, dropout=0.1, **more):
     from transformers import AutoConfig
 
     config = AutoConfig.for_model(family, **{**CONFIGS[family], "num_labels": NUM_LABELS, **more})
+    if is_decoder_only(family):
+        # Not in their configurations, but read from them.
+        config.classifier_dropout = dropout
     for name in _DROPOUTS:
         if hasattr(config, name):
             setattr(config, name, dropout)
@@ -184,11 +199,12 @@ def library_config(family, dropout=0.1, **more):
 def tiny_spec(name, head="", dropout=0.1):
     """Give the specification of a family or of one of its VARIANTS; without a head, with the family's first."""
     family, more = VARIANTS.get(name, (name, {}))
-    head = head or adapter(family).HEADS[0]
+    head = head or family_named(family).HEADS[0]
     ours = {}
-    if head == "causal-lm":
+    if is_decoder_only(family):
         ours["server_layers"] = 0 if name == "llama-head-alone" else 2
-    if name == "t5-1.1":
+        more = {"pad_token_id": 0, **more} if head == "sequence-classification" else more
+    if name in ("mt5-untied", "t5-1.1"):
         ours["own_lm_head"] = True
     return spec_from_config(library_config(family, dropout, **more), head, **ours)
 

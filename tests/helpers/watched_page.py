@@ -14,8 +14,20 @@ VISIBLE_S = 2.0
 """So soon a fault has to be seen [s]."""
 
 
+def page_of(run_dir):
+    """Return a client that asks the page of a run with its token, without a server."""
+    from starlette.testclient import TestClient
+
+    from flower_app.watch.server import watch_app
+
+    token = "a token of more than sixteen characters"
+    client = TestClient(watch_app(run_dir, token), base_url="http://127.0.0.1:8090")
+    client.headers["authorization"] = f"Bearer {token}"
+    return client
+
+
 class AskedPage:
-    """What the page asks for, by the address that the terminal has shown."""
+    """Requests of the page, by the address that the terminal has shown."""
 
     def __init__(self, address):
         self.address, self.token = re.match(r"(http://[^/]+)/\?token=(\S+)", address).groups()
@@ -26,7 +38,7 @@ class AskedPage:
             return json.load(answer)
 
     def now(self):
-        """What happens at this moment: signs of devices, and faults of the round, also those that are over."""
+        """Return the page's view of this moment: signs of devices, and faults of the round, past ones included."""
         present = self.get("state?after=1000000")
         faults = [f"cluster {fault['cluster']}: {fault['reason']}" for fault in present["faults_now"]]
         return " · ".join([*(sign["text"] for sign in present["signs_now"]), *faults])
@@ -41,7 +53,7 @@ class ShownPage:
         page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
 
     def now(self):
-        """As its list of faults has it."""
+        """Return the page's list of faults."""
         texts = self.page.locator("#faults > *").all_text_contents()
         return " · ".join(text for text in texts if text.startswith("now: "))
 
@@ -59,7 +71,7 @@ def chromium(playwright):
 
 
 def seconds_until(text, holds, patience_s=60, every_s=0.05):
-    """How long it takes until a text is as wanted [s].
+    """Return the seconds until a text is as wanted.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ def files(package):
 
 @pytest.mark.parametrize("package", LAYERS)
 def test_no_package_imports_one_above_it(package):
-    above = set(LAYERS[LAYERS.index(package) + 1 :]) | {"tests", "benchmarks"}
+    above = set(LAYERS[LAYERS.index(package) + 1 :]) | {"tests", "benchmarks", "experiments"}
     wrong = [(str(f), name) for f in files(package) for name in imported(f) if name.split(".")[0] in above]
     assert not wrong
 
@@ -69,76 +69,35 @@ def test_what_is_not_public_of_flower_comes_through_one_door():
             assert file == door or flower <= PUBLIC_FLOWER, f"{file}: import this from strategies.flower_internals"
 
 
-def test_the_installed_flower_has_all_that_is_used_of_it_beyond_its_public_parts():
-    from strategies.flower_internals import missing_internals
-
-    assert not missing_internals()
-
-
-def test_a_part_of_flower_that_has_moved_is_named_with_what_it_is_needed_for(monkeypatch):
-    from strategies import flower_internals
-
-    moved = {"Run": flower_internals.INTERNALS["Run"]._replace(attribute="Gone")}
-    monkeypatch.setattr(flower_internals, "INTERNALS", moved)
-    (reason,) = flower_internals.missing_internals()
-    assert "has no flwr.supercore.run.Gone" in reason and "needs it for: the type of Grid.run" in reason
-    with pytest.raises(ImportError, match="install flwr 1.41"):
-        from strategies.flower_internals import Run  # noqa: F401
-
-
-def test_each_part_of_flower_is_noted_where_it_is_imported_for_the_type_checker():
-    from strategies.flower_internals import INTERNALS
-
-    tree = ast.parse((ROOT / "strategies" / "flower_internals.py").read_text(encoding="utf-8"))
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
-    typed = {}
-    for node in block.body:
-        for alias in node.names:
-            if isinstance(node, ast.Import):
-                typed[alias.asname] = alias.name
-            else:
-                typed[alias.asname] = f"{node.module}.{alias.name}"
-    noted = {name: ".".join(filter(None, internal[:2])) for name, internal in INTERNALS.items()}
-    # What has another name there, modules among it, is of type Any.
-    assert typed == {name: place for name, place in noted.items() if place.endswith(f".{name}")}
+HEAVY = ("torch", "ray", "flwr", "transformers", "datasets")
+WORKER = "import {}; from client_pipeline.runtime.control_unit.actors import train_round"
+LIGHT = {
+    "door to Flower": (
+        "import strategies.flower_internals as door; assert 'flwr' not in sys.modules; door.ObjectPushError",
+        ("flwr.superlink", "flwr.supernode", "flwr.cli."),
+    ),
+    "packages": (
+        "import strategies, flower_app, client_pipeline.partition.plan, client_pipeline.system.scenario",
+        (*HEAVY, "flower_app.python_api"),
+    ),
+    "help": (
+        "from typer.testing import CliRunner; from flower_app.cli.main import app; "
+        "assert 'translate' in CliRunner().invoke(app, ['--help']).stdout",
+        HEAVY,
+    ),
+    # Flower's workers: with torch and the planner each took three seconds of processor time and 200 MB more.
+    "client app": (WORKER.format("flower_app.client_app"), ("torch", "transformers", "scipy", "cvxpy")),
+    "session app": (WORKER.format("flower_app.launch.session_app"), ("torch", "transformers", "scipy", "cvxpy")),
+}
+"""Code of a program, and the modules that it must not load."""
 
 
 @pytest.mark.slow
-def test_the_door_to_flower_loads_only_what_is_asked_for():
-    code = (
-        "import sys, strategies.flower_internals as door; assert 'flwr' not in sys.modules; door.log; "
-        "print([m for m in sys.modules if m.startswith(('flwr.superlink', 'flwr.supernode', 'flwr.cli.'))])"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert result.stdout.strip() == "[]"
-
-
-def test_nothing_unpickles():
-    for package in LAYERS:
-        for file in files(package):
-            assert not {"pickle", "cloudpickle", "dill"} & set(imported(file)), file
-            assert "torch.load(" not in file.read_text(encoding="utf-8"), file
-
-
-@pytest.mark.slow
-def test_importing_the_packages_loads_neither_flower_nor_torch():
-    code = (
-        "import sys, client_pipeline, strategies, flower_app, client_pipeline.partition.plan, "
-        "client_pipeline.system.scenario; print([m for m in ('torch', 'flwr', 'ray') if m in sys.modules])"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert result.stdout.strip() == "[]"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("module", ["flower_app.client_app", "flower_app.launch.session_app"])
-def test_flowers_workers_never_import_torch(module):
-    """Each is a process: with torch and the planner it took three seconds of processor time and 200 MB more."""
-    code = (
-        f"import sys, {module}; from client_pipeline.runtime.actors import train_round; "
-        "print([m for m in ('torch', 'transformers', 'scipy', 'cvxpy') if m in sys.modules])"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+@pytest.mark.parametrize("program", LIGHT)
+def test_a_program_loads_only_what_it_uses(program):
+    code, heavy = LIGHT[program]
+    looked = f"import sys; {code}; print([m for m in sys.modules if m.startswith({heavy!r})])"
+    result = subprocess.run([sys.executable, "-c", looked], capture_output=True, text=True, cwd=ROOT, check=True)
     assert result.stdout.strip() == "[]"
 
 

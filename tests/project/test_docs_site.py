@@ -1,10 +1,9 @@
-"""The documentation as a site: every key is there, no link is dead."""
+"""The documentation as a site: every key is there, and it is built, which checks its links."""
 
 import importlib.util
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 
 import pytest
 
@@ -39,42 +38,14 @@ def test_all_pages_are_in_the_navigation_and_in_llms_txt():
     assert set(re.findall(r"\]\(([\w-]+\.md)\)", (DOCS / "llms.txt").read_text(encoding="utf-8"))) == named
 
 
-class _Page(HTMLParser):
-    """Links and anchors of a page of the site."""
-
-    def __init__(self):
-        super().__init__()
-        self.links, self.anchors = [], set()
-
-    def handle_starttag(self, tag, attrs):
-        found = dict(attrs)
-        self.anchors |= {found["id"]} if "id" in found else set()
-        self.links += [found[name] for name in ("href", "src") if found.get(name)]
-
-
 @pytest.mark.slow
-def test_the_site_is_built_without_a_warning_and_has_no_dead_link(tmp_path):
+def test_the_site_is_built_without_a_warning(tmp_path):
     for module in ("mkdocs", "material", "mkdocstrings"):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"needs {module}: pip install -e '.[docs]'")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    pages = {}
-    for file in (tmp_path / "site").rglob("*.html"):
-        pages[file] = _Page()
-        pages[file].feed(file.read_text(encoding="utf-8"))
-    assert len(pages) >= 19 and (tmp_path / "site" / "llms.txt").is_file()
-    for file, page in pages.items():
-        if file.name == "404.html":
-            continue
-        for link in page.links:
-            if re.match(r"(https?|mailto|data|javascript):", link):
-                continue
-            target, _, anchor = link.partition("#")
-            path = (file.parent / target).resolve() if target else file
-            path = path / "index.html" if path.is_dir() else path
-            assert path.is_file(), f"{file}: {link}"
-            assert not anchor or path.suffix != ".html" or anchor in pages[path].anchors, f"{file}: {link}"
+    assert len(list((tmp_path / "site").rglob("*.html"))) >= 19 and (tmp_path / "site" / "llms.txt").is_file()
     python = (tmp_path / "site" / "python" / "index.html").read_text(encoding="utf-8")
     assert "on_round" in python and "TrainingFailed" in python

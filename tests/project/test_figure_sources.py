@@ -1,4 +1,4 @@
-"""A figure has a source: rows that are kept, or a word that none are."""
+"""A figure of the pages is one of rows that are kept, or the page says that none are."""
 
 import csv
 import json
@@ -10,102 +10,103 @@ import pytest
 from helpers.repository import ROOT
 
 DOCS = ROOT / "docs"
+FIGURES = DOCS / "results"
 RESULTS = (DOCS / "results.md").read_text(encoding="utf-8")
 MEASURED = (DOCS / "measured.md").read_text(encoding="utf-8")
-NO_ROWS = "No rows are kept of this"
-WITHOUT_ROWS = {
-    "Memory of one device",
-    "Eight clusters of six devices",
-}
-"""Sections whose figures were measured once and not kept. None may join them."""
-PLANNING = (DOCS / "planning.md").read_text(encoding="utf-8")
+VERDICTS = {"reproduced", "refuted", "not comparable", "partly"}
 ONE_RUN = "one run; no rows are kept"
-DEFINITIONS = {"what it is", "what it does", "what it does, and costs", "network", "file"}
-"""Columns of tables that define words, and show no figures."""
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?")
+LABEL = re.compile(r"\b[SVm] = \d+(?:\.\d+)?")
 
 
-def sections():
-    """Each section's title and text; one of the third level has the text of the second above it, too."""
-    above = ""
-    for text in re.split(r"^(?=###? )", RESULTS, flags=re.MULTILINE)[1:]:
-        marks, title = re.match(r"(#+) (.*)", text).groups()
-        above = text if marks == "##" else above
-        yield title, text if marks == "##" else above + text
-
-
-def kept_sources(text):
-    """Paths of kept rows that a text names."""
-    named = [f"docs/results/{name}" for name in re.findall(r"collapipe reproduce ([\w-]+)", text)]
-    named += re.findall(r"docs/results/[\w./-]*\w", text)
-    return [path for path in named if (ROOT / path).exists()]
-
-
-def is_sourced(text):
-    """Whether a text names kept rows, or says that there are none."""
-    return bool(kept_sources(text)) or ONE_RUN in text
-
-
-def shows_figures(title, text):
-    section = text[text.index(title) + len(title) :]
-    return bool(re.search(r"^\| .*\d", section, re.MULTILINE) or re.search(r"\*\*\d|\d (?:s|MB|GB|%)", section))
-
-
-def test_every_section_with_figures_names_rows_that_are_kept_or_says_that_none_are():
-    unsourced = [
-        title
-        for title, text in sections()
-        if shows_figures(title, text) and not kept_sources(text) and NO_ROWS not in text
-    ]
-    assert unsourced == []
-
-
-def test_no_section_joins_those_without_rows():
-    without_rows = {title for title, text in sections() if NO_ROWS in text and not title.startswith("`")}
-    assert without_rows == WITHOUT_ROWS
-
-
-def table_rows(page):
-    """Rows of a page's tables, without their heads."""
+def table_rows(text):
+    """Cells of each row of the tables of a text, without their heads."""
+    body = re.sub(r"^\|.*\n\| ---.*\n", "", text, flags=re.MULTILINE)
     return [
-        line
-        for line in re.findall(r"^\|.*\|$", re.sub(r"^\|.*\n\| ---.*\n", "", page, flags=re.MULTILINE), re.MULTILINE)
+        [cell.strip() for cell in row.strip("|").split(" | ")] for row in re.findall(r"^\|.*\|$", body, re.MULTILINE)
     ]
+
+
+def findings(name):
+    return json.loads((FIGURES / name / "findings.json").read_text(encoding="utf-8"))
+
+
+def numbers_of(names):
+    texts = [finding[key] for name in names for finding in findings(name) for key in ("what", "ours", "why")]
+    return [float(number) for text in texts for number in NUMBER.findall(text)]
+
+
+def is_reported(number, numbers):
+    """Tell whether a number is among others, to its own digits."""
+    digits = len(number.partition(".")[2])
+    return any(abs(abs(float(number)) - round(abs(value), digits)) < 1e-9 for value in numbers)
+
+
+CLAIMS = table_rows(RESULTS.partition("## Claims")[2].partition("## Other")[0])
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim[0])
+def test_a_claim_has_a_verdict_and_figures_of_the_findings_that_it_links_to(claim):
+    _, verdict, paper, ours, link = claim
+    assert verdict.strip("*") in VERDICTS and paper
+    names = re.findall(r"\(results/([\w-]+)/README\.md\)", link)
+    assert names or verdict == "not comparable"
+    if names:
+        figures = NUMBER.findall(LABEL.sub("", ours))
+        assert figures and [figure for figure in figures if not is_reported(figure, numbers_of(names))] == []
+
+
+def test_every_claim_and_every_figures_page_is_there():
+    assert len(CLAIMS) >= 20
+    linked = set(re.findall(r"\(results/([\w-]+)/README\.md\)", RESULTS))
+    with_findings = {path.parent.name for path in FIGURES.glob("*/findings.json")}
+    assert with_findings <= linked
+
+
+@pytest.mark.parametrize("page", sorted(FIGURES.glob("*/README.md")), ids=lambda page: page.parent.name)
+def test_a_figures_page_is_short_and_its_findings_are_those_of_the_rows(page):
+    text = page.read_text(encoding="utf-8")
+    assert len(text.split()) <= 600
+    assert re.search(r"\]\([\w.-]+\.(?:jsonl?|csv)\)", text), "it links to no rows"
+    if (page.parent / "findings.json").is_file():
+        told = {(finding["what"], finding["ours"]) for finding in findings(page.parent.name)}
+        shown = [row for row in table_rows(text.partition("| finding |")[2]) if row[0] != "---"]
+        assert shown and {(row[0], row[-1]) for row in shown} <= told
 
 
 def test_every_measured_row_names_rows_that_are_kept_or_says_that_none_are():
-    rows = table_rows(MEASURED)
+    rows = re.findall(r"^\| (?!what |---).*\|$", MEASURED, re.MULTILINE)
     assert len(rows) >= 20
-    named = [row.replace("| the same |", rows[i - 1]) for i, row in enumerate(rows)]
-    assert [row for row in named if not is_sourced(row)] == []
+    unsourced = []
+    for above, row in zip(["", *rows], rows, strict=False):
+        text = row.replace("| the same |", above)
+        named = [f"docs/results/{name}" for name in re.findall(r"collapipe reproduce ([\w-]+)", text)]
+        named += re.findall(r"docs/results/[\w./-]*\w", text)
+        if ONE_RUN not in text and not any((ROOT / path).exists() for path in named):
+            unsourced.append(row)
+    assert unsourced == []
 
 
-def planning_tables():
-    """By head of a table of figures on the page of planning: the table, with its section up to there."""
-    for section in re.split(r"^(?=##+ )", PLANNING, flags=re.MULTILINE):
-        for head in re.finditer(r"^(\|.*\|)\n\| ---", section, re.MULTILINE):
-            columns = {cell.strip() for cell in head[1].strip("|").split(" | ")}
-            if not columns & DEFINITIONS and "what it is" not in head[1]:
-                yield head[1], section[: head.start()]
+MEASURED_FIGURES = [row for row in table_rows(MEASURED) if re.fullmatch(r"`collapipe reproduce [\w-]+`", row[1])]
 
 
-def test_every_table_of_figures_on_the_planning_page_names_its_rows():
-    tables = list(planning_tables())
-    assert len(tables) >= 6
-    assert [head for head, above in tables if not is_sourced(above.split("\n|")[-1])] == []
+@pytest.mark.parametrize("row", MEASURED_FIGURES, ids=lambda row: row[1].split()[-1].strip("`"))
+def test_every_figure_of_a_measured_row_is_in_its_findings(row):
+    # S = 6 is not in the paper, so in no finding.
+    figures = NUMBER.findall(LABEL.sub("", re.sub(r"; S = 6.*$", "", row[2])))
+    assert len(figures) >= 3
+    numbers = numbers_of([row[1].split()[-1].strip("`")])
+    assert [figure for figure in figures if not is_reported(figure, numbers)] == []
 
 
-def test_figures_of_the_planning_page_are_those_of_the_rows():
-    """Means over the networks, as ``planner_decisions.py`` tells them."""
-    with (DOCS / "results/planner-decisions/results.csv").open(encoding="utf-8") as file:
+def test_figures_of_the_planners_decisions_are_means_of_the_rows():
+    page = (FIGURES / "planner-decisions" / "README.md").read_text(encoding="utf-8")
+    with (FIGURES / "planner-decisions" / "results.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
 
     def mean(question, scenario, setting, column, digits):
-        values = [
-            float(r[column])
-            for r in rows
-            if (r["question"], r["scenario"], r["setting"]) == (question, scenario, setting)
-        ]
+        key = (question, scenario, setting)
+        values = [float(r[column]) for r in rows if (r["question"], r["scenario"], r["setting"]) == key]
         return f"{statistics.mean(values):.{digits}f}"
 
     for price in ("0", "0.1", "1", "3"):
@@ -113,45 +114,9 @@ def test_figures_of_the_planning_page_are_those_of_the_rows():
             f"{mean('price', name, price, 'latency_s', 1)}, {mean('price', name, price, 'energy_j', 0)}"
             for name in ("table2", "table2-contended")
         ]
-        assert f"| {price} | {pairs[0]} | {pairs[1]} |" in PLANNING
+        assert f"| {price} | {pairs[0]} | {pairs[1]} |" in page
     for name, setting in (("table2", "Y = 0"), ("table2", "queues"), ("physical", "queues")):
         objectives = [mean("bandwidth", name, f"{how}, {setting}", "objective", 2) for how in ("channels", "split")]
-        assert f"| {objectives[0]} | {objectives[1]} |" in PLANNING
+        assert f"| {objectives[0]} | {objectives[1]} |" in page
     for name in ("table2", "table2-activations", "table2-bert", "table2-bert-activations"):
-        assert f"{mean('activations', name, '', 'latency_s', 0)} s" in PLANNING
-
-
-def told_by(name):
-    """All numbers of an experiment's findings."""
-    findings = json.loads((DOCS / "results" / name / "findings.json").read_text(encoding="utf-8"))
-    return [float(number) for f in findings for key in ("ours", "why") for number in NUMBER.findall(f[key])]
-
-
-def is_reported(number, numbers):
-    """Whether a number is among others, to its own digits."""
-    digits = len(number.partition(".")[2])
-    return any(abs(abs(float(number)) - round(abs(value), digits)) < 1e-9 for value in numbers)
-
-
-ROWS = [
-    [cell.strip() for cell in line.strip("|").split(" | ")]
-    for line in MEASURED.splitlines()
-    if re.match(r"\| .* \| `collapipe reproduce [\w-]+` \| ", line)
-]
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[1].split()[-1].strip("`"))
-def test_every_figure_of_a_measured_row_is_in_its_findings(row):
-    numbers = told_by(row[1].split()[-1].strip("`"))
-    # S = 6 is not in the paper, so in no finding; labels such as V = 0.1 and S = 3 are no figures.
-    cell = re.sub(r"\b[SV] = \d+(?:\.\d+)?", "", re.sub(r"; S = 6.*$", "", row[2]))
-    figures = NUMBER.findall(cell)
-    assert len(figures) >= 3
-    assert [figure for figure in figures if not is_reported(figure, numbers)] == []
-
-
-def test_the_check_finds_a_figure_without_source():
-    assert is_reported("73", [72.9]) and is_reported("-1.1", [1.1, 2.0])
-    assert not is_reported("73.5", [72.9]) and not is_reported("7", [72.9])
-    assert not kept_sources("`collapipe reproduce nothing` and docs/results/nowhere.json")
-    assert shows_figures("A", "## A\n\n| a | 3 s |\n") and not shows_figures("A 3 s", "## A 3 s\n\nwords\n")
+        assert f"{mean('activations', name, '', 'latency_s', 0)} s" in page

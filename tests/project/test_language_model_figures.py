@@ -1,6 +1,5 @@
-"""Figures of the page of language models are those of the rows that are kept."""
+"""Figures of the page of language models are those of its rows."""
 
-import csv
 import json
 import math
 import statistics
@@ -10,7 +9,7 @@ import pytest
 from helpers.repository import ROOT
 
 DOCS = ROOT / "docs"
-PAGE = (DOCS / "language-models.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "results/language-models/README.md").read_text(encoding="utf-8")
 FORMATS = (("perplexity", 1), ("loss", 3))
 RECIPE = "r = 2 on all linear layers"
 ROWS = [
@@ -59,24 +58,8 @@ def test_the_rates_of_the_table_are_the_best_on_the_validation_text(how):
     assert rows[0]["lr"] <= best["lr"] < rows[-1]["lr"]
 
 
-def test_the_exported_model_is_the_runs_and_writes_what_the_page_says():
+def test_the_exported_model_has_the_loss_of_the_run():
     (row,) = chosen("exported, in plain transformers", "test")
     assert row["test"]["loss"] == pytest.approx(row["collapipe_evaluate"]["loss"], rel=1e-5)
-    text = " ".join(PAGE.split())
     for loss in (row["test"]["loss"], row["collapipe_evaluate"]["loss"]):
-        assert f"{loss:.6f}" in text
-    for answers in (row["answers"], chosen("before training, in plain transformers", "test")[0]["answers"]):
-        for answer in answers.values():
-            assert " ".join(answer.split()) in text
-
-
-def test_what_a_device_keeps_for_token_slices_is_that_of_the_rows():
-    with (DOCS / "results/token-slices/passes.csv").open(encoding="utf-8") as file:
-        stored = {
-            int(row["slices"]): float(row["stored_bytes"]) / 1e6
-            for row in csv.DictReader(file)
-            if row["weights"] == "adapters"
-        }
-    text = " ".join(PAGE.split())
-    whole, two, eight = (f"{stored[slices]:.1f} MB" for slices in (1, 2, 8))
-    assert f"{whole} of activations of a text and block without slices, {two} in two and {eight} in eight" in text
+        assert f"{loss:.6f}" in PAGE

@@ -31,14 +31,20 @@ def test_every_named_bug_can_be_made_and_its_tests_are_there(benchmark):
             assert (ROOT / file).is_file(), test
 
 
-def test_every_bug_of_the_sample_that_nobody_notices_has_its_reason(benchmark):
-    results = ROOT / "docs" / "results" / "mutants"
-    sample = json.loads((results / "sample-1.json").read_text(encoding="utf-8"))
-    assert sample["bugs"] == len(sample["verdicts"]) >= 200
+RESULTS = ROOT / "docs" / "results" / "mutants"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RESULTS.glob("sample-*.json")))
+def test_every_bug_of_a_sample_that_nobody_notices_has_its_reason(name):
+    sample = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    assert sample["bugs"] == len(sample["verdicts"]) >= 40
     assert sample["noticed"] == sum(verdict["noticed_by"] is not None for verdict in sample["verdicts"])
     assert sample["noticed"] >= 0.85 * sample["bugs"]
     assert all(verdict["explanation"] for verdict in sample["verdicts"] if verdict["noticed_by"] is None)
-    for key in json.loads((results / "survivors.json").read_text(encoding="utf-8")):
+
+
+def test_every_reason_is_of_a_line_that_is_there():
+    for key in json.loads((RESULTS / "survivors.json").read_text(encoding="utf-8")):
         file, text, _ = key.split(" | ", 2)
         assert text in (ROOT / file).read_text(encoding="utf-8"), key
 
@@ -54,19 +60,3 @@ def test_every_mutated_file_has_quick_tests(benchmark):
             assert (ROOT / test).is_file(), (path, test)
             text = (ROOT / test).read_text(encoding="utf-8")
             assert "local_ray" not in text or not heavy.search(text), (path, test)
-
-
-def test_a_mutant_is_one_change_of_what_runs(benchmark):
-    mutation, _, _ = benchmark
-    source = b'"""A text with 1 and <."""\n\n\ndef f(a: int = 1) -> int:\n    """2 < 3."""\n    return a + min(a, 2)\n'
-    found = mutation.mutants(source)
-    assert {(m.kind, m.before, m.after) for m in found} == {
-        ("constant", "1", "2"),
-        ("arithmetic", "a + min(a, 2)", "((a) - (min(a, 2)))"),
-        ("function", "min(a, 2)", "max(a, 2)"),
-        ("constant", "2", "3"),
-        ("dropped return", "return a + min(a, 2)", "return None"),
-    }
-    for mutant in found:
-        changed = mutant.apply(source)
-        assert changed != source and compile(changed, "mutant", "exec")

@@ -20,7 +20,7 @@ BLOCKS = {
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL), 1)
 }
 TAKES_LONG = ("train(", "load_pretrained(", "whole_step(", "# needs: ")
-"""What trains, loads a hub's model, wants a package, or has a test of its own below."""
+"""Examples that train, load a hub's model, want a package, or have a test of their own below."""
 
 
 @pytest.mark.parametrize("name", BLOCKS)

@@ -1,4 +1,4 @@
-"""A release: its list of contents, its citation, and an installation outside a checkout that trains."""
+"""A release: its list of contents, its citation, its wheel, and an installation outside a checkout that trains."""
 
 import importlib.util
 import json
@@ -12,6 +12,7 @@ import zipfile
 
 import pytest
 
+from flower_app.launch.app_folder import BESIDE, PACKAGES
 from helpers.repository import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -22,7 +23,18 @@ FACTS = [
     "print(all(scores[name] == value for name, value in run.metrics.items() if name != 'loss'))",
     "print(run.report().name, len(run.rounds))",
 ]
-"""What a script asks of the run that it has trained."""
+"""Questions of a script to the run that it has trained."""
+USE = """
+from pathlib import Path
+from flower_app.launch.app_folder import assemble_app
+from flower_app.config.sources import load_config
+from flower_app.launch.preflight import check_run
+
+assert load_config("multi30k-tiny").name == "multi30k-tiny"
+assert check_run(load_config(None, ["scenario=two-clusters"])) == 2
+app = assemble_app(Path(%r))
+print(*sorted(path.relative_to(app).as_posix() for path in app.rglob("*") if path.is_file()), sep="\\n")
+"""
 
 
 def test_the_list_of_contents_is_that_of_the_lock():
@@ -87,6 +99,29 @@ def in_empty_folder(archives, tmp_path):
         return empty, done
 
     return run
+
+
+def sources():
+    found = {path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.suffix in (".py", ".toml")}
+    return {path.relative_to(ROOT).as_posix() for path in found}
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_packages_and_the_project_file_alone(archives):
+    with zipfile.ZipFile(archives[1]) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    library = ("LICENSE", "uPlot.iife.min.js", "uPlot.min.css")
+    files = ("index.html", "watch.css", "watch.js", *(f"uplot/{name}" for name in library))
+    pages = {f"flower_app/watch/page/{name}" for name in files}
+    pages |= {f"flower_app/serving/page/{name}" for name in ("index.html", "chat.css", "chat.js")}
+    assert names == sources() | pages | {f"configs/app/{name}" for name in ("pyproject.toml", *BESIDE)}
+
+
+@pytest.mark.slow
+def test_an_unpacked_wheel_finds_its_configurations_and_makes_the_whole_app(in_empty_folder, tmp_path):
+    _, done = in_empty_folder(USE % str(tmp_path / "app"))
+    assert set(done.stdout.splitlines()) == sources() | {"pyproject.toml", *BESIDE}
+    assert (tmp_path / "app" / "pyproject.toml").read_bytes() == (ROOT / "pyproject.toml").read_bytes()
 
 
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))

@@ -7,18 +7,18 @@ import torch
 from torch import nn
 
 from client_pipeline.run_identity import sealed
-from client_pipeline.runtime import cluster_checkpoint
-from client_pipeline.runtime.cluster_checkpoint import ClusterCheckpoint
-from client_pipeline.runtime.decoder_update import Contribution, HeadTrainer
-from client_pipeline.runtime.moved_block import MovedBlock
-from client_pipeline.runtime.optimizer import PartOptimizer
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
+from client_pipeline.runtime.control_unit import cluster_checkpoint
+from client_pipeline.runtime.control_unit.cluster_checkpoint import ClusterCheckpoint
+from client_pipeline.runtime.stage.decoder_update import Contribution, HeadTrainer
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from client_pipeline.runtime.stage.moved_block import MovedBlock
+from client_pipeline.runtime.stage.optimizer import PartOptimizer
+from flower_app.config.run_config import RunConfig
+from flower_app.runs.run_inputs import input_digests
 from strategies.checkpoint import Checkpoint, commit, last_committed
 from strategies.decoder.trainer import DecoderTrainer
 from strategies.registry import stock_strategies
-from strategies.resumed import check_resumable
-
-TRAINED = {"embedding": MovedBlock({"a": torch.ones(3)})}
+from strategies.resumed import check_resumable, check_unchanged
 
 
 def names(folder):
@@ -47,28 +47,6 @@ def test_a_control_unit_keeps_four_rounds_and_reads_the_newest_that_was_committe
     assert cluster_checkpoint.read_checkpoint(tmp_path / "none", committed=4) is None
 
 
-def test_a_control_unit_that_rests_in_the_committed_round_has_its_last_one_on_disk(tmp_path):
-    """It used to write in the rounds that are committed alone: with checkpoint-every = 2, training in round 3 and
-    resting in round 4, its data order and optimizers fell back to round 2 when the run was continued."""
-    for round_ in (1, 2, 3):
-        cluster_checkpoint.write_checkpoint(tmp_path, ClusterCheckpoint(round_, 10 * round_, TRAINED), every=2)
-    assert names(tmp_path) == ["round-000002.safetensors", "round-000004.safetensors"]
-    # Round 4 was committed without it, and it trained in round 5 when the server was killed.
-    cluster_checkpoint.write_checkpoint(tmp_path, ClusterCheckpoint(5, 50, TRAINED), every=2)
-    assert cluster_checkpoint.read_checkpoint(tmp_path, committed=4).drawn == 30
-    # Killed before round 4 was committed, the run goes on from round 2.
-    cluster_checkpoint.write_checkpoint(tmp_path / "other", ClusterCheckpoint(2, 20, TRAINED), every=2)
-    cluster_checkpoint.write_checkpoint(tmp_path / "other", ClusterCheckpoint(3, 30, TRAINED), every=2)
-    assert cluster_checkpoint.read_checkpoint(tmp_path / "other", committed=2).drawn == 20
-
-
-def test_a_damaged_file_of_a_control_unit_is_named(tmp_path):
-    path = cluster_checkpoint.write_checkpoint(tmp_path, ClusterCheckpoint(1, 1, TRAINED))
-    path.write_bytes(path.read_bytes()[:20])
-    with pytest.raises(ValueError, match="round-000001.safetensors: expected a control unit's checkpoint"):
-        cluster_checkpoint.read_checkpoint(tmp_path, committed=1)
-
-
 def checkpoint_of(round_, state=None):
     weights = {"head.w": torch.full((3,), float(round_))}
     tensors = ({"decoder/w/step": torch.tensor(2.0)}, {"m_t/w": torch.tensor([0.25], dtype=torch.float64)})
@@ -85,7 +63,7 @@ def test_the_server_keeps_the_last_three_rounds_and_reads_the_newest(tmp_path):
 
 
 def test_of_two_committed_rounds_the_newer_is_read(tmp_path):
-    """As after a crash before the older one was dropped; by number, not by name or time."""
+    """A crash may come before the older one is dropped; the number decides, not name or time."""
     for round_ in (1_000_001, 999_999):
         commit(tmp_path, checkpoint_of(round_))
     assert names(tmp_path / "checkpoint") == ["round-1000001", "round-999999"]
@@ -108,11 +86,7 @@ def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_is_read(tmp_path
     for round_ in (1, 2):
         commit(tmp_path, checkpoint_of(round_))
     damage(tmp_path / "checkpoint" / "round-000002" / file)
-    try:
-        found = last_committed(tmp_path)
-    except ValueError as error:
-        found = error
-    assert getattr(found, "round", found) == 1
+    assert last_committed(tmp_path).round == 1
     assert "round-000002: expected a checkpoint" in caplog.text and "goes on from round 1 instead" in caplog.text
     damage(tmp_path / "checkpoint" / "round-000001" / file)
     with pytest.raises(ValueError, match="round-000002: .*round-000001: .*no checkpoint is whole: start the run anew"):
@@ -134,11 +108,6 @@ def test_a_checkpoint_of_another_format_is_refused_not_passed_over(tmp_path):
     for message, found in zip(refused, ("none, as before", "collapipe-checkpoint/9"), strict=True):
         assert f"state.json: format: expected collapipe-checkpoint/2, found {found}" in message
         assert "resume with the version that wrote it, or start a new run" in message
-
-
-def test_a_run_without_a_checkpoint_says_why_that_may_be(tmp_path):
-    with pytest.raises(FileNotFoundError, match="ended before its first round was done, or ran with checkpoint-every"):
-        last_committed(tmp_path)
 
 
 @pytest.mark.parametrize("config", [OptimizerConfig(), OptimizerConfig(name="sgd", momentum=0.9)])
@@ -226,8 +195,36 @@ def test_a_run_does_not_go_on_under_another_configuration(tmp_path):
             continued_run(str(run_dir))
     free = {"runtime.timeout": 9.0, "decoder.step-timeout": 5.0, "tensorboard": True}
     write_config(run_dir, RunConfig.from_flat(began.to_flat() | free))
-    found, config, _ = continued_run(str(run_dir))
+    found, config = continued_run(str(run_dir))
     assert found == run_dir and config.resume and config.runtime.timeout == 9.0 and config.run_dir == str(run_dir)
+
+
+def test_a_run_of_another_release_names_it_and_the_remedy(tmp_path):
+    began = committed_run(tmp_path / "run").to_flat()
+    for old_values, key in (
+        ({k: v for k, v in began.items() if k != "data.max-length"}, "data.max-length"),
+        (began | {"planner.gone": 1}, "planner.gone"),
+    ):
+        with pytest.raises(ValueError, match=rf"another release of CollaPipe began this run: {key} .* model.from"):
+            check_unchanged(old_values, began, ())
+    check_unchanged(began, began, ())
+
+
+@pytest.mark.parametrize("pattern", ["train-*.csv", "train-{cluster}-part*.csv"])
+def test_a_run_does_not_go_on_with_another_shard(tmp_path, pattern):
+    files = [tmp_path / pattern.replace("{cluster}", str(i)).replace("*", str(i)) for i in (0, 1)]
+    for file in files:
+        file.write_text("text,label\na,b\n")
+    partition = {"data.partition": "files"} if "{cluster}" in pattern else {}
+    config = RunConfig.from_flat(
+        {"data.source": "files", "data.path": str(tmp_path), "data.train-source": pattern, "data.test-source": "t.csv"}
+        | partition
+    )
+    before = input_digests(config)
+    files[1].write_text("text,label\na,c\n")
+    assert before != input_digests(config)
+    files[1].unlink()
+    assert before != input_digests(config)
 
 
 def test_a_run_of_a_stateful_strategy_is_not_resumed(tmp_path):

@@ -1,13 +1,12 @@
 """The bytes of arrays: read as numpy reads them, and by no parser that two threads must not use at once."""
 
-import ast
 import io
 
 import numpy as np
 import pytest
 from flwr.app import Array
 
-from strategies.npy_bytes import MOST_HEAD_BYTES, array_values, npy_layout, values_in_place
+from strategies.npy_bytes import array_values, npy_layout, values_in_place
 
 
 def npy(values, version=None):
@@ -51,25 +50,6 @@ def test_values_are_the_callers_own_and_those_in_place_cannot_be_written():
         values_in_place(array)[:] = 1
 
 
-def test_a_head_is_enough_for_the_layout_of_a_large_file():
-    content = npy(np.zeros((1000, 100), np.float32))
-    assert npy_layout(content[:MOST_HEAD_BYTES]).num_bytes == len(content)
-
-
-def test_pythons_parser_is_not_asked(monkeypatch):
-    """In Python 3.11 it fails in two threads at once, rarely: see gh-106905 of its issues."""
-    array = Array(np.arange(3.0))
-
-    def unused(*_arguments, **_named):
-        raise AssertionError("parsed")
-
-    monkeypatch.setattr(ast, "literal_eval", unused)
-    # It is what numpy's own reading calls: without it this test would show nothing.
-    with pytest.raises(AssertionError, match="parsed"):
-        array.numpy()
-    np.testing.assert_array_equal(array_values(array), np.arange(3.0))
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -92,8 +72,3 @@ def test_what_is_no_head_is_refused(content):
 def test_a_file_of_another_length_is_refused(content):
     with pytest.raises(ValueError, match=r"expected a \.npy file of 152 bytes"):
         array_values(held(content, np.zeros(3)))
-
-
-def test_another_serialization_is_refused():
-    with pytest.raises(TypeError, match=r"serialized as numpy\.ndarray, found pickle"):
-        array_values(Array("float64", (3,), "pickle", npy(np.zeros(3))))

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from client_pipeline.partition.families import build_parts
-from client_pipeline.partition.hugging_face import spec_from_config
+from client_pipeline.families.families import build_parts
+from client_pipeline.families.hugging_face import spec_from_config
 from flower_app.config.sources import load_config
 from flower_app.launch.run_series import SeriesRun, train_series
 from flower_app.runs.machines import read_machines
-from flower_app.tasks import generator
+from flower_app.tasks.generated import generator
 from flower_app.tasks.tokenizer import train_tokenizer
 from helpers.deployed_stack import CONFIG, NAMES, NUM_DEVICES, PATIENCE_S, Stack, write_text
 from helpers.hosts import Loopback, Namespaces, namespaces_missing
@@ -273,20 +273,18 @@ def wait_for_rounds(stack, run, run_dir, enough):
 def rejoin(stack, cluster, device, since):
     """A device whose control unit was started anew ends, and a service manager would start it again."""
     name, deadline = f"d{cluster}{device}", time.monotonic() + PATIENCE_S
-    # It knows the control unit by its certificate. Without one, or if the control unit is away for a minute, Ray ends,
-    # and is started again in its first minutes.
+    # It knows the control unit by its certificate. Without one, or if the control unit is away for a minute, Ray ends
+    # and is started again in its first minutes; the box ends where the control unit takes longer.
     ends = ["ended with exit code", *([] if stack.shared_ports else ["was started anew"])]
     while not any(end in (log := stack.log(name).read_text(errors="replace")[since:]) for end in ends):
         assert time.monotonic() < deadline, log
         time.sleep(0.2)
-    if "it is started again" not in log:
-        stack.gone(name)
-        stack.start_device(cluster, device)
-        stack.wait_for(name, "is up", since)
-        return
-    # Its box stays, and says nothing of a Ray that is up once more.
-    while "Ray runtime started" not in log.rpartition("it is started again")[2]:
-        assert stack.boxes[name].poll() is None and time.monotonic() < deadline, log
+    while " is up" not in log.rpartition("it is started again")[2]:
+        assert time.monotonic() < deadline, log
+        if stack.boxes[name].poll() is not None:
+            stack.gone(name)
+            since += len(log)
+            stack.start_device(cluster, device)
         time.sleep(0.2)
         log = stack.log(name).read_text(errors="replace")[since:]
 

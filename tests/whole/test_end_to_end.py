@@ -3,21 +3,19 @@
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from client_pipeline.runtime.machine import machine_facts
+from client_pipeline.runtime.ray.machine import machine_facts
 from flower_app.runs.machines import read_machines
 from helpers.command_line import TINY, collapipe, rounds, sets
 from helpers.repository import ROOT
+from helpers.running_programs import free_port
 
-pytestmark = pytest.mark.slow
-
-REPOSITORY = ROOT
+pytestmark = [pytest.mark.slow, pytest.mark.promise]
 
 
 @pytest.fixture(scope="module")
@@ -107,11 +105,7 @@ def test_the_saved_model_can_be_scored_and_used(default_run):
 def plain_flwr_run(tmp_path_factory):
     """``flwr run`` with a SuperLink that Flower itself starts, and keeps: folder of the runs and output of each."""
     folder = tmp_path_factory.mktemp("plain")
-    ports = []
-    for _ in range(2):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            ports.append(str(probe.getsockname()[1]))
+    ports = [str(free_port()) for _ in range(2)]
     (folder / "home").mkdir()
     binaries = str(Path(sys.executable).parent)
     environment = {
@@ -128,11 +122,15 @@ def plain_flwr_run(tmp_path_factory):
         overrides = {**TINY, "runs-dir": str(folder / name), **more}
         given = {key: value for key, value in overrides.items() if value is not None}
         pairs = " ".join(f"{k}={json.dumps(v) if isinstance(v, str) else v}" for k, v in given.items())
-        command = ["flwr", "run", str(REPOSITORY), "--stream", "--run-config", pairs, *options]
-        result = subprocess.run(
-            command, cwd=REPOSITORY, env=environment, timeout=560, capture_output=True, text=True, check=False
-        )
-        output = result.stdout + result.stderr
+        command = ["flwr", "run", str(ROOT), "--stream", "--run-config", pairs, *options]
+        for _ in range(3):
+            result = subprocess.run(
+                command, cwd=ROOT, env=environment, timeout=560, capture_output=True, text=True, check=False
+            )
+            output = result.stdout + result.stderr
+            # A busy machine exceeds the 15 s that Flower gives its SuperLink.
+            if "Failed to start local SuperLink within" not in output:
+                break
         run_dir = (folder / name / "latest").resolve()
         assert str(run_dir) in output, output[-3000:]
         return run_dir, output
@@ -149,7 +147,7 @@ def run_of_two_nodes(plain_flwr_run):
 
 
 def test_plain_flwr_run_trains_as_many_clusters_as_it_has_nodes_and_says_so(run_of_two_nodes):
-    """It used to train two of the three clusters of the default scenario, and said nothing."""
+    """The run trained two of the default scenario's three clusters, and said nothing."""
     run_dir, output = run_of_two_nodes
     summary = json.loads((run_dir / "summary.json").read_text())
     assert (summary["status"], summary["rounds"]) == ("finished", 2), summary
@@ -171,22 +169,21 @@ def test_plain_flwr_run_refuses_fewer_nodes_than_clusters_that_somebody_asked_fo
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["status"] == "bad-input", summary
     line = 'flwr run . --stream --federation-config "num-supernodes=3 client-resources-num-cpus=1 init-args-num-cpus=3"'
-    assert line in summary["error"] and "3 clusters" in summary["error"] and "2 nodes" in summary["error"]
+    assert line in summary["error"] and "expected 3 nodes, one a cluster, found 2" in summary["error"]
     assert line in output
     # Nodes of a simulation are all there at once: nobody waits a minute for a third.
     assert "within 60 s" not in summary["error"]
 
 
 def test_plain_flwr_run_learns_with_two_clients_one_after_the_other(plain_flwr_run):
-    # Two CPUs of two for each client: they run one after the other, and would dead-lock on a common step.
+    # Two CPUs of two for each client: client apps run one after the other, and still take a common step.
     federation = "num-supernodes=2 client-resources-num-cpus=2 init-args-num-cpus=2"
     run_dir, output = plain_flwr_run("learns", ["--federation-config", federation], scenario="two-clusters")
     lines = rounds(run_dir)
     assert lines[-1]["train_loss"] < lines[0]["train_loss"]
     assert len(lines[0]["clusters"]) == 2
     assert json.loads((run_dir / "summary.json").read_text())["status"] == "finished"
-    assert "decoder-sync auto: round" in output
-    # That is known before the first round: the decoder does not wait for a hello that cannot come.
+    assert "2 clusters train at once, on 1 client apps" in output
     assert "were not there in" not in output
 
 

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from client_pipeline.partition.families import build_parts
-from client_pipeline.partition.micro_batches import StepId
+from client_pipeline.families.families import build_parts
+from client_pipeline.partition.dropout_seed import StepId
 from client_pipeline.partition.parts import target_weight, targets
-from client_pipeline.runtime.control_unit import RoundOrder
-from client_pipeline.runtime.data_order import DataOrder
-from client_pipeline.runtime.optimizer import PartOptimizer, clip_scale
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.placement import Placement
-from client_pipeline.runtime.whole import whole_step
+from client_pipeline.runtime.control_unit.data_order import DataOrder
+from client_pipeline.runtime.control_unit.round_order import RoundOrder
+from client_pipeline.runtime.ray.placement import Placement
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from client_pipeline.runtime.stage.optimizer import PartOptimizer, clip_scale
+from client_pipeline.runtime.stage.whole import whole_step
 from helpers.federated_rounds import (
     LR,
     PLANS,
@@ -24,6 +24,7 @@ from helpers.federated_rounds import (
 from helpers.tiny_models import CLASSIC, tiny_batch
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(("decoder_sync", "shares_actors"), [("step", False), ("round", True)], ids=["step", "round"])
 def test_two_clusters_with_one_sgd_step_equal_one_central_step_on_the_joint_batch(served, decoder_sync, shares_actors):
     # Unequal batches: 7 and 5 examples, different lengths, so that the weights matter.
@@ -48,56 +49,6 @@ def test_two_clusters_with_one_sgd_step_equal_one_central_step_on_the_joint_batc
     total = sum(result.weight for result in results)
     assert sum(result.loss * result.weight for result in results) / total == pytest.approx(loss, rel=1e-5)
     assert {result.weight for result in results} == {target_weight(targets(batch)) for batch in batches}
-
-
-def test_clipping_uses_the_norm_of_the_whole_model_decoder_included(served):
-    batch = tiny_batch(CLASSIC, size=7, length=9, seed=1)
-    clip = 0.05
-    optimizer = OptimizerConfig(name="sgd", lr=LR, clip_norm=clip)
-    service, weights = served(optimizer)
-    gradients, _ = central_gradient([batch], weights)
-    norm = torch.stack([g.norm() for g in gradients.values()]).norm()
-    assert norm > clip
-    units = control_units([batch], optimizer, "clipped")
-    try:
-        joined, _ = federated_round(units, service, weights)
-    finally:
-        units[0].close()
-    for name, gradient in gradients.items():
-        expected = weights[name] - LR * gradient * clip / norm
-        torch.testing.assert_close(joined[name], expected, rtol=1e-4, atol=1e-6)
-
-
-def test_two_clusters_that_accumulate_count_by_all_batches_of_their_step(served):
-    # 8 examples in two batches of 4, and 4 in two of 2, of other lengths: no batch weighs what another does.
-    examples = [tiny_batch(CLASSIC, size=8, length=9, seed=1), tiny_batch(CLASSIC, size=4, length=6, seed=2)]
-    optimizer = OptimizerConfig(name="sgd", lr=LR)
-    service, weights = served(optimizer)
-    summed, totals, last = {}, [0, 0], [0, 0]
-    for n, (all_examples, size) in enumerate(zip(examples, (4, 2), strict=True)):
-        data, order = OneBatch(all_examples), DataOrder(2 * size, size, seed=7, cluster=n)
-        parts = build_parts(CLASSIC, seed=0)
-        parts.load(weights)
-        for i in range(2):
-            name = StepId(seed=7, round=1, step=1, cluster=n, first=i * PLANS[n].m)
-            whole = whole_step(parts, name, data.collate(order.next_batch()), PLANS[n].m)
-            totals[n], last[n] = totals[n] + whole.weight, whole.weight
-            for key, gradient in whole.gradients.items():
-                summed[key] = summed.get(key, 0) + gradient * whole.weight
-    # By the last batch's weight alone the average would be another one.
-    assert abs(last[0] / sum(last) - totals[0] / sum(totals)) > 0.005
-    units = [
-        control_units([one], optimizer, f"both-{n}", batch_size=size, gradient_accumulation=2, first=n)[0]
-        for n, (one, size) in enumerate(zip(examples, (4, 2), strict=True))
-    ]
-    try:
-        joined, results = federated_round(units, service, weights)
-    finally:
-        for unit in units:
-            unit.close()
-    assert [result.weight for result in results] == totals
-    for name, gradient in summed.items():
-        torch.testing.assert_close(joined[name], weights[name] - LR * gradient / sum(totals), rtol=1e-5, atol=1e-6)
 
 
 def test_accumulation_schedule_and_clipping_together_equal_central_training(served):

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer, dynamic_module_utils
 
-from client_pipeline.partition.hugging_face import auto_model
-from client_pipeline.partition.pretrained import load_pretrained
+from client_pipeline.families.hugging_face import auto_model
+from client_pipeline.families.pretrained import load_pretrained
 from flower_app.tasks.tables import read_hub
 from flower_app.tasks.tokenizer import load_tokenizer
 from helpers.repository import ROOT

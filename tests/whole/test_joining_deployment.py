@@ -13,11 +13,11 @@ from flower_app.cli.options import ExitCode
 from flower_app.deployment.edge_server import SUPERLINK_PORT
 from flower_app.deployment.ray_node import FIRST_PORT
 from flower_app.runs.phases import TRAINING
-from helpers.bare_machines import CONFIG, SCENARIO, Machines
+from helpers.bare_machines import CONFIG, ONE_CLUSTER, Machines
 from helpers.deployed_stack import PATIENCE_S, with_sets
 from helpers.hosts import Loopback, Namespaces, namespaces_missing
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.promise]
 
 NAMES = ["server", "cu", "device"]
 GET = """
@@ -41,7 +41,7 @@ def machines(request, tmp_path):
 
 
 def scraped(machines, name):
-    """What Prometheus on the edge server's machine reads of a machine's own answer: value by metric, and device."""
+    """Read a machine's metrics as Prometheus on the edge server's machine does: value by metric, and device."""
     address, token = machines.wait_for(name, r"metrics: (\S+), for the token in (\S+)").groups()
     assert address.startswith("http:" if name == "server" or machines.is_loopback else "https:")
     authority = machines.folder / name / "collapipe-state" / "joined" / "cluster.pem"
@@ -75,7 +75,7 @@ def test_boxes_join_train_and_are_refused_once_they_are_revoked(machines):
     machines.wait_for("cu", "SuperNode ID")
     machines.wait_for("device", "device 1 of .* is up")
     joined_s = time.monotonic() - started
-    (machines.folder / "server" / "scenario.toml").write_text(SCENARIO)
+    (machines.folder / "server" / "scenario.toml").write_text(ONE_CLUSTER)
     (machines.folder / "server" / "run.toml").write_text(CONFIG)
     address = f"{server}:{SUPERLINK_PORT + machines.hosts.ports('server')}"
     sets = with_sets([f"decoder.bind={server}:0"] if machines.is_loopback else [])

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from client_pipeline.families.families import build_parts
 from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.compression import CompressionConfig
 from client_pipeline.link.update_codec import update_codec
-from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.spec import LoraConfig
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
 from client_pipeline.system.costs import model_costs
 from helpers.federated_rounds import PLANS, control_units, federated_round
 from helpers.tiny_models import CLASSIC, tiny_batch, tiny_spec

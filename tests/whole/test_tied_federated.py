@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from client_pipeline.partition.families import build_parts
-from client_pipeline.partition.micro_batches import StepId
-from client_pipeline.runtime.control_unit import RoundOrder
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.whole import whole_step
+from client_pipeline.families.families import build_parts
+from client_pipeline.partition.dropout_seed import StepId
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from client_pipeline.runtime.stage.whole import whole_step
 from helpers.federated_rounds import LR, PLANS, central_gradient, control_units, federated_round
 from helpers.tiny_models import tiny_batch, tiny_spec
 
@@ -49,25 +48,6 @@ def test_two_clusters_with_one_sgd_step_equal_one_central_step_on_the_joint_batc
     finally:
         close(units)
     assert_close(joined, {name: weights[name] - LR * gradient for name, gradient in gradients.items()})
-
-
-@pytest.mark.parametrize("behind_the_stream", [True, False])
-def test_two_local_steps_of_one_cluster_equal_two_central_steps(served, behind_the_stream):
-    optimizer = OptimizerConfig(name="sgd", lr=LR)
-    service, weights = served(optimizer, spec=SPEC)
-    batch, expected = batches()[:1], weights
-    for step in (1, 2):
-        gradients, _ = central_gradient(batch, expected, SPEC, step)
-        expected = {name: expected[name] - LR * gradient for name, gradient in gradients.items()}
-    units = control_units(batch, optimizer, f"tied-two-steps-{behind_the_stream}", local_steps=2, spec=SPEC)
-    try:
-        if behind_the_stream:
-            found, _ = federated_round(units, service, weights, local_steps=2)
-        else:
-            found = units[0].train_round(RoundOrder(round=1, weights=weights, plan=PLANS[0])).weights
-    finally:
-        close(units)
-    assert_close(found, expected)
 
 
 def test_the_second_steps_of_two_clusters_use_each_clusters_own_value(served):

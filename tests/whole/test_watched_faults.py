@@ -1,4 +1,4 @@
-"""What a run's page is told of devices that are killed, frozen or cut off while the run goes on, and how soon."""
+"""Delay until a run's page shows devices that are killed, frozen or cut off while the run goes on."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from helpers.command_line import sets
 from helpers.signals import default_signals
 from helpers.watched_page import AskedPage
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.promise]
 
 PATIENCE_S = 1_000
 FAULTS = {
@@ -38,7 +38,7 @@ def injected(run_dir):
 
 
 def delays(run_dir, seen):
-    """How long after each injected fault the page had it [s]; None: not yet, by kind."""
+    """Return the delay of each injected fault on the page [s]; None: not yet, by kind."""
     found = {}
     for fault in injected(run_dir):
         kinds = {"device": ("ended", "device"), "freeze": ("silent", "freeze"), "partition": ("silent",)}[fault["kind"]]

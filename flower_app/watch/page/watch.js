@@ -40,9 +40,27 @@ function bytes(value) {
   return `${+(value / 1000 ** power).toPrecision(3)} ${["B", "kB", "MB", "GB"][power]}`;
 }
 
+// The largest value that a picture is drawn up to. The first predictions know only what a scenario declares, and a
+// round may wait for a cluster: up to a twentieth of the values, one at least, leave the picture where it would be flat.
+function ceiling(values) {
+  const sorted = values.filter(isNumber).sort((a, b) => a - b), last = sorted.length - 1;
+  const most = sorted[last - Math.max(1, Math.floor(sorted.length / 20))];
+  return last > 2 && most > 0 && sorted[last] > 2 * most ? 1.2 * most : sorted[last];
+}
+
+function drawOutside(id, series) {
+  const outside = series.flatMap(([, of, right]) => {
+    const limit = ceiling(series.filter((s) => s[2] === right).flatMap(([, each]) => rounds.map(each)));
+    return rounds.map((r) => [of(r), r.round]).filter(([v]) => isNumber(v) && v > limit);
+  });
+  const [value, round] = outside.reduce((a, b) => (b[0] > a[0] ? b : a), [0, 0]);
+  set(document.querySelector(`#${id}-outside`), outside.length ? `${outside.length} outside, the largest ${short(value)} in round ${round}` : "");
+}
+
 // Curves over rounds: [name, value of a round, whether its axis is that on the right].
 function chart(id, ...series) {
   const names = series.map(([name]) => name).join(), data = [rounds.map((r) => r.round), ...series.map(([, of]) => rounds.map(of))];
+  if (id !== "loss") drawOutside(id, series);
   if (charts[id]?.names === names) return charts[id].plot.setData(data);
   charts[id]?.plot.destroy();
   // What the pointer is at, else the newest.
@@ -53,11 +71,33 @@ function chart(id, ...series) {
     width: $(id).clientWidth,
     height: 180,
     cursor: { y: false, drag: { x: false, y: false } },
-    scales: { x: { time: false } },
+    scales: { x: { time: false }, ...(id === "loss" ? {} : { left: { range: range(series, false) }, right: { range: range(series, true) } }) },
     axes: [{ ...axis, size: 32, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] }, { ...axis, scale: "left" }, ...(series.some(([, , right]) => right) ? [{ ...axis, scale: "right", side: 1, grid: { show: false } }] : [])],
     series: [{ label: "round", value }, ...series.map(([name, , right], i) => ({ label: name, value, scale: right ? "right" : "left", stroke: colour(i ? "--two" : "--one"), width: 1.5, spanGaps: true }))],
   }, data, $(id));
   charts[id] = { names, plot };
+}
+
+// The range of an axis, by the values that stay in the picture.
+const range = (series, isRight) => (plot, low, high) => {
+  const values = series.flatMap(([, , right], i) => (Boolean(right) === isRight ? plot.data[i + 1] : []));
+  return uPlot.rangeNum(low ?? 0, Math.max(ceiling(values) ?? high ?? 1, low ?? 0), 0.1, true);
+};
+
+function nameOf(n) {
+  const name = state.newest?.clusters.find((c) => c.cluster === n)?.name;
+  return name ? `${n} ${name}` : `cluster ${n}`;
+}
+
+// Names at the left of their rows; every few rows where these are narrow.
+function drawNames(clusters, rowHeight) {
+  const svg = $("names"), every = Math.ceil(15 / rowHeight), parts = [];
+  for (let n = 0; n < clusters; n += every) {
+    const name = nameOf(n), y = n * rowHeight + Math.min(Math.max(rowHeight / 2 + 4, 11), 12);
+    parts.push(element("text", { x: 0, y }, name.length > 16 ? `${name.slice(0, 15)}…` : name, element("title", {}, name)));
+  }
+  svg.replaceChildren(...parts);
+  svg.style.height = `${Math.max(clusters * rowHeight, 16)}px`;
 }
 
 // One pixel for what a cluster did in a round, fewer where the page is narrow: what went wrong is drawn last.
@@ -65,7 +105,9 @@ function drawStates() {
   const canvas = $("states"), clusters = numClusters(), pen = canvas.getContext("2d");
   canvas.width = Math.min(Math.max(rounds.length, 1), canvas.clientWidth || 1000);
   canvas.height = clusters;
-  canvas.style.height = `${clusters * Math.max(2, Math.min(14, Math.floor(240 / clusters)))}px`;
+  const rowHeight = Math.max(2, Math.min(16, Math.floor(288 / clusters)));
+  canvas.style.height = `${clusters * rowHeight}px`;
+  drawNames(clusters, rowHeight);
   const x = (i) => (i * canvas.width) / rounds.length;
   for (const [letter, [name]] of Object.entries(STATES)) {
     pen.fillStyle = colour(name);
@@ -84,8 +126,8 @@ const numClusters = () => rounds.reduce((most, r) => Math.max(most, r.states.len
 function drawPipeline() {
   const svg = $("pipeline"), select = $("cluster"), clusters = state.timeline?.clusters ?? [];
   const isFirst = !select.options.length;
-  for (let n = select.options.length; n < numClusters(); n++) select.add(new Option(`cluster ${n}`, n));
-  for (const c of clusters) if (c.name && select.options[c.cluster]) set(select.options[c.cluster], `${c.cluster} (${c.name})`);
+  for (let n = select.options.length; n < numClusters(); n++) select.add(new Option("", n));
+  for (const option of select.options) set(option, nameOf(Number(option.value)));
   if (isFirst && clusters.length) select.value = clusters[0].cluster;
   const cluster = clusters.find((c) => String(c.cluster) === select.value), parts = [];
   const row = 18, left = 74, width = svg.clientWidth || 800;
@@ -129,7 +171,7 @@ const placeOf = (f) => [["cluster", f.cluster], ["device", f.device]].filter(([,
 
 function faultRow(f, name, when = "") {
   const end = f.recovered ? (f.seconds === null ? "over" : `over after ${short(f.seconds)} s`) : "not over";
-  return [[when, f.round, f.step, f.kind, placeOf(f)].join(), name, `${when}round ${f.round}, step ${f.step}: ${f.kind} (${placeOf(f)}), ${end}: ${f.reason}`];
+  return [[when, f.round, f.step, f.kind, placeOf(f)].join(), name, `${when}round ${f.round}, step ${f.step}: ${f.kind} (${placeOf(f) || "server"}), ${end}: ${f.reason}`];
 }
 
 function drawLists() {
@@ -147,11 +189,17 @@ function drawDevices() {
   const health = (f) => `${f.kind} in round ${f.round}`;
   for (const f of state.faults_now) if (!f.recovered) words.set(placeOf(f), health(f));
   for (const sign of state.signs_now) words.set(placeOf(sign), sign.text.replace(/^.*?: /, ""));
+  const silent = new Set(state.signs_now.filter((sign) => sign.device === null).map((sign) => sign.cluster));
+  for (const c of state.newest.clusters) for (let k = 0; k < c.num_devices; k++) {
+    const place = placeOf({ cluster: c.cluster, device: k });
+    if (words.has(place) || !(c.lost || silent.has(c.cluster))) continue;
+    words.set(place, c.lost ? `unknown: its control unit is lost since round ${c.lost}` : "unknown: its control unit gives no sign of life");
+  }
   for (const e of state.newest.estimates) for (const t of e.times) times.set(placeOf({ cluster: e.cluster, device: t.place }), t);
   let wanted = state.newest.clusters.flatMap((c) => Array.from({ length: c.num_devices }, (_, k) => {
     const place = placeOf({ cluster: c.cluster, device: k }), d = c.devices[k], t = times.get(place);
-    const wrong = words.get(place) ?? (!d && faults.has(place) ? health(faults.get(place)) : undefined);
-    return [place, wrong ? "bad" : "", c.name || c.cluster, k, d ? d.blocks : 0, d ? `${short(d.busy_s)} s` : "–", bytes(d?.bytes), t ? `${short(1000 * t.fixed_s)} + ${short(1000 * t.sample_s)} ms` : "–", wrong ?? (d ? "trains" : "idle")];
+    const wrong = words.get(place) ?? (!d && faults.has(place) ? health(faults.get(place)) : undefined), isNew = c.round === state.newest.round;
+    return [place, wrong ? "bad" : "", c.name ? `${c.cluster} ${c.name}` : c.cluster, k, d ? d.blocks : 0, d && isNew ? `${short(d.busy_s)} s` : "–", bytes(d?.bytes), t ? `${short(1000 * t.fixed_s)} + ${short(1000 * t.sample_s)} ms` : "–", wrong ?? (isNew ? (d ? "trains" : "idle") : "not in this round")];
   }));
   set($("omitted"), wanted.length > MOST_DEVICES ? `${MOST_DEVICES} of ${wanted.length}: those in trouble, then those of the cluster chosen above` : "");
   if (wanted.length > MOST_DEVICES) {
@@ -170,18 +218,18 @@ function drawLog() {
 }
 
 function drawHead() {
-  const newest = rounds.slice(-10), per = newest.reduce((sum, r) => sum + (r.round_s || 0), 0) / newest.length;
-  const seconds = per * (state.num_rounds - state.last_round), rest = seconds < 120 ? `${short(seconds)} s` : `${Math.round(seconds / 60)} min`;
+  const seconds = state.left_s, rest = seconds < 120 ? `${short(seconds)} s` : `${Math.round(seconds / 60)} min`;
+  const counter = `${state.last_round} of ${Math.max(state.num_rounds, state.last_round)}`;
   set($("run"), state.run);
   set($("status"), state.status, `badge ${state.status}`);
-  set($("progress"), `round ${state.last_round} of ${state.num_rounds}${state.status === "running" && per ? `, ${rest} left` : ""}`);
+  set($("progress"), `round ${counter}${seconds ? `, ${rest} left` : ""}`);
   set($("settings"), Object.entries(state.settings).map(([k, v]) => `${k} ${v}`).join(" · "));
-  set(document.querySelector("title"), `${state.last_round}/${state.num_rounds} ${state.run}`);
+  set(document.querySelector("title"), `${counter} ${state.run}`);
 }
 
 function drawBanner() {
   const waits = Object.entries(state.waiting).map(([n, why]) => `waiting for cluster ${n}: ${why}`);
-  const faults = state.faults_now.filter((f) => !f.recovered).map((f) => `${f.kind}: ${placeOf(f)}`);
+  const faults = state.faults_now.filter((f) => !f.recovered).map((f) => `${f.kind}: ${placeOf(f) || "server"}`);
   const texts = [...(state.summary?.error ? [state.summary.error] : []), ...state.signs_now.map((sign) => sign.text), ...faults, ...waits];
   const more = texts.length > MOST_IN_BANNER ? [`and ${texts.length - MOST_IN_BANNER} more`] : [];
   set($("banner"), [...texts.slice(0, MOST_IN_BANNER), ...more].join(" · "));

@@ -1,12 +1,11 @@
 """Addresses of hosts and of the decoder: what is read, what is refused, and how a channel is opened."""
 
-from dataclasses import replace
-
 import grpc
 import pytest
 
-from client_pipeline.link.address import DecoderAddress, LinkCertificates, channel_options, open_channel, read_pem
-from client_pipeline.link.hosts import HostPort, is_loopback, split_address
+from client_pipeline.link.address import DecoderAddress, LinkCertificates, open_channel, read_pem
+from client_pipeline.link.hosts import HostPort, check_ipv4_host, is_loopback, split_address
+from client_pipeline.link.keepalive import channel_options
 
 ADDRESS = DecoderAddress(target="10.0.0.1:50", token="secret", round=3, cluster=1)
 PEM = b"-----BEGIN CERTIFICATE-----\n"
@@ -32,30 +31,31 @@ def test_what_is_no_host_and_port_is_refused(text):
 
 
 def test_a_port_may_be_left_out_where_there_is_a_usual_one():
-    assert split_address("here", "box", 6379) == HostPort("box", 6379)
-    assert split_address("here", "box:1", 6379) == HostPort("box", 1)
-    # There, 0 would be no port that anybody can be found at.
-    for text in ("box:0", "box:", ":1", "", "::1"):
+    assert split_address("here", "box", 92) == HostPort("box", 92)
+    assert split_address("here", "box:1", 92) == HostPort("box", 1)
+    for text in ("", "box:0", "box:", ":92", "::1"):
         with pytest.raises(ValueError, match="here: expected HOST or HOST:PORT, found"):
-            split_address("here", text, 6379)
+            split_address("here", text, 92)
+
+
+def test_a_deployments_hosts_are_names_and_ipv4_addresses():
+    for host in ("box", "box.example", "10.0.0.1"):
+        check_ipv4_host("here", host)
+    for host in ("::1", "[::1]", "box::x"):
+        with pytest.raises(ValueError, match="a deployment speaks no IPv6 yet"):
+            check_ipv4_host("here", host)
+    for host in ("", "a box", "https//box"):
+        with pytest.raises(ValueError, match="here: expected a name or an IPv4 address, found '.*'$"):
+            check_ipv4_host("here", host)
 
 
 @pytest.mark.parametrize(
-    ("host", "expected"),
-    [
-        ("127.0.0.1", True),
-        ("127.8.9.1", True),
-        ("::1", True),
-        ("[::1]", True),
-        ("localhost", True),
-        ("10.0.0.1", False),
-        ("0.0.0.0", False),
-        ("localhost.example", False),
-        ("", False),
-    ],
+    ("host", "is_here"),
+    [("127.0.0.1", True), ("127.8.0.9", True), ("localhost", True), ("[::1]", True), ("::1", True)]
+    + [(host, False) for host in ("10.0.0.1", "0.0.0.0", "[::]", "box", "localhost.example")],
 )
-def test_only_this_machine_reaches_its_loopback(host, expected):
-    assert is_loopback(host) == expected
+def test_this_machine_alone_reaches_its_loopback(host, is_here):
+    assert is_loopback(host) is is_here
 
 
 # The decoder's.
@@ -88,7 +88,7 @@ def test_an_address_that_was_changed_is_refused_by_its_values(change, names):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """What gRPC is asked for."""
+    """Return the arguments of gRPC's channel."""
     seen = []
     monkeypatch.setattr(grpc, "insecure_channel", lambda target, options: seen.append((target, None, dict(options))))
     monkeypatch.setattr(
@@ -108,24 +108,6 @@ def test_without_tls_a_channel_is_plain_and_takes_frames_of_the_agreed_size(open
     assert options["grpc.use_local_subchannel_pool"] == 1
     assert "grpc.enable_http_proxy" not in options
     assert set(channel_options(ADDRESS.max_frame_bytes)) <= set(options.items())
-
-
-@pytest.mark.parametrize("target", ["127.0.0.1:50", "localhost:50", "[::1]:50"])
-def test_no_proxy_stands_between_two_processes_of_a_machine(opened, target):
-
-    open_channel(replace(ADDRESS, target=target), LinkCertificates())
-    assert opened[0][2]["grpc.enable_http_proxy"] == 0
-
-
-@pytest.mark.parametrize("which", ["certificate", "key", "root_certificate"])
-def test_who_has_certificates_does_not_speak_in_the_clear(opened, which):
-    given = LinkCertificates(**{which: "file.pem"})
-    assert given.requires_tls and not LinkCertificates().requires_tls
-    with pytest.raises(
-        ValueError, match=r"decoder at 10\.0\.0\.1:50: this control unit has certificates, but the order says no TLS"
-    ):
-        open_channel(ADDRESS, given)
-    assert opened == []
 
 
 def test_under_tls_an_own_root_comes_before_the_one_that_was_sent(opened, tmp_path):

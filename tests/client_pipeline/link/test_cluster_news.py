@@ -1,11 +1,11 @@
-"""What control units tell of a round in progress: it is read back, or it is refused."""
+"""News of control units in a round in progress: read back, or refused."""
 
 import json
 
 import pytest
 
 from client_pipeline.link.cluster_news import MOST_NEWS_BYTES, ClusterNews, LifeSign
-from client_pipeline.runtime.faults import FaultRecord
+from client_pipeline.runtime.transport.faults import FaultRecord
 from strategies.printable import printable
 
 
@@ -36,6 +36,18 @@ def test_very_many_faults_and_very_long_reasons_become_the_newest_and_short_ones
     heard = read(text)
     assert len(text) < 2 * MOST_NEWS_BYTES and heard.faults[-1]["device"] == 999 and len(heard.signs) == 64
     assert all(one["reason"].isprintable() for one in heard.faults)
+
+
+@pytest.mark.parametrize("length", [199, 200, 201])
+def test_a_reason_has_at_most_two_hundred_characters(length):
+    (heard,) = read(news(faults=[fault(reason="x" * length)]).to_text()).faults
+    assert heard["reason"] == "x" * min(length, 200)
+    told = changed(faults=[fault(reason="x" * length)])
+    if length <= 200:
+        assert read(told).faults[0]["reason"] == "x" * length
+    else:
+        with pytest.raises(ValueError, match="a short reason"):
+            read(told)
 
 
 def changed(**changes):

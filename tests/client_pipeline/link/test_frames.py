@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
+from client_pipeline.link import frame_limits
 from client_pipeline.link.frames import FrameError, decode, encode
 
 STEP_END = {"kind": "step_end", "round": 3, "step": 2, "scale": 0.5}
@@ -141,8 +142,9 @@ def test_an_oversized_header_is_refused():
 
 def test_a_frame_cut_short_anywhere_is_refused():
     data = encode(MICRO_BATCH, micro_batch_tensors())
-    for length in [0, 1, 7, 8, 9, 50, len(data) - 1]:
-        with pytest.raises(FrameError):
+    header = 8 + int.from_bytes(data[:8], "little")
+    for length in [0, 1, 7, 8, 9, 50, header - 1, header, len(data) - 1]:
+        with pytest.raises(FrameError, match="is cut short" if length < header else "no safetensors blob"):
             decode(data[:length])
     with pytest.raises(FrameError, match="no safetensors blob"):
         decode(data + b"\0")
@@ -229,3 +231,44 @@ def test_a_tensor_type_or_bool_that_torch_cannot_trust_is_refused():
         decode(data[:-1] + b"\2")
     with pytest.raises(FrameError, match="at most 8 dimensions"):
         decode(blob(MICRO_BATCH, {**tensors, "hidden": torch.zeros([1] * 9)}))
+
+
+ROWS = {"round": 1, "step": 1, "name": "out", "start": 0, "attempt": 0}
+PLACE = {"token": "t", "round": 1, "cluster": 0}
+LARGEST = 2**63 - 1
+LEAST = {
+    "hello": {**PLACE, "version": 0, "codec": "int8"},
+    "tied": ROWS,
+    "micro_batch": {**MICRO_BATCH, "num_micro_batches": 1, "weight": 0.0, "total_weight": 0.0, "seed": -LARGEST}
+    | {"attempt": 0},
+    "step_end": {"round": 1, "step": 1, "scale": 0.0},
+    "bye": {},
+    "leave": {**PLACE, "reason": "r"},
+    "news": {**PLACE, "text": "x"},
+    "pull": {"token": "t", "node": 0, "sha256": "a", "offset": 0, "size": 1},
+    "welcome": {"version": 0, "decoder_sync": "step", "resume": "t", "step": 1, "closed": 0},
+    "gradient": {"round": 1, "step": 1, "micro_batch": 0, "loss_sum": -LARGEST, "norm_sq": 0.0, "attempt": 0},
+    "tied_gradient": ROWS,
+    "step_applied": {"round": 1, "step": 1},
+    "goodbye": {},
+}
+"""The smallest numbers of each kind of frame."""
+TENSORS = {"gradient": ("gradient",), "tied": ("rows",), "tied_gradient": ("rows",)}
+
+
+@pytest.mark.parametrize("kind", LEAST)
+def test_the_least_numbers_of_a_header_pass_and_smaller_ones_are_refused(kind):
+    header = LEAST[kind] | {"kind": kind}
+    names = TENSORS.get(kind, ())
+    tensors = micro_batch_tensors() if kind == "micro_batch" else {name: torch.ones(1) for name in names}
+    assert decode(encode(header, tensors)).header == header
+    for name, value in header.items():
+        if not isinstance(value, str):
+            with pytest.raises(FrameError, match=f"^{name} of a {kind} frame"):
+                decode(blob({**header, name: value - 1}, tensors))
+
+
+def test_both_ends_of_a_stream_agree_on_its_limits():
+    limits = (frame_limits.DEFAULT_MAX_BYTES, frame_limits.MAX_HEADER_BYTES, frame_limits.PULLED_BYTES)
+    assert limits == (67_108_864, 65_536, 1_048_576)
+    assert (frame_limits.MAX_DIMENSIONS, frame_limits.LARGEST_INT) == (8, LARGEST)

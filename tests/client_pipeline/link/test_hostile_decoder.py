@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from client_pipeline.link.activation_codec import ActivationCodec
+from client_pipeline.link.address import METHOD, SERVICE, DecoderAddress
 from client_pipeline.link.base import LinkError
 from client_pipeline.link.frames import PROTOCOL_VERSION, encode
-from client_pipeline.link.stream import METHOD, SERVICE, DecoderAddress, DecoderStream
+from client_pipeline.link.stream import DecoderStream
 from client_pipeline.partition.parts import target_weight
 from helpers.decoder_cases import batch_of, step_id
 

@@ -1,4 +1,4 @@
-"""Where protecting randomness comes from: seeds that only look different, a search for the seed, and the tails."""
+"""Source of protecting randomness: seeds that only look different, a search for the seed, and the tails."""
 
 import hashlib
 import math
@@ -14,7 +14,7 @@ from client_pipeline.link.privacy import NoiseSource, private_activations, priva
 from client_pipeline.link.privacy_config import PrivacyConfig
 
 UNKNOWN_BITS = 12
-"""Of the seed that the search below goes through; torch's generator on the CPU keeps 32, a matter of minutes."""
+"""Bits of the seed that the search below goes through; torch's generator on the CPU keeps 32, a matter of minutes."""
 
 
 def digest(place):
@@ -47,7 +47,7 @@ def found_seed(received, clip, noise):
 
 
 def test_a_search_for_the_seed_takes_no_noise_off(monkeypatch):
-    """It broke the first generator in minutes, whatever else was random in its seed: here it knows most of that."""
+    """The search broke the first generator in minutes; here the attacker knows most of the seed's other parts."""
     truly_random = secrets.randbits
     # All but the bits that torch's generator keeps are secret; of those the attacker lacks 12 alone.
     monkeypatch.setattr(
@@ -79,6 +79,24 @@ def test_noise_is_normal_in_body_and_tails():
     # Neighbours in a stream have nothing to do with each other, in size or in sign.
     for one, other in ((values[:-1], values[1:]), (np.square(values[:-1]), np.square(values[1:]))):
         assert abs(np.corrcoef(one, other)[0, 1]) < 5 / math.sqrt(number)
+
+
+def words(*values):
+    return b"".join(value.to_bytes(8, "little") for value in values)
+
+
+@pytest.mark.parametrize(("quarter", "cosine", "sine"), [(0, 1, 0), (1, 0, 1), (2, -1, 0), (3, 0, -1)])
+def test_the_angle_of_a_pair_goes_once_round_the_circle(quarter, cosine, sine):
+    """Box and Muller: the first word is the radius, the second a part of the circle."""
+    radius = math.sqrt(2 * math.log(2))
+    found = privacy.gaussian(words(1 << 63, quarter << 62))
+    np.testing.assert_allclose(found, [radius * cosine, radius * sine], atol=1e-9)
+
+
+def test_noise_is_nobodys_to_repeat_unless_somebody_says_so():
+    """A default that is a seed would take all noise off for who reads these lines."""
+    one, other = (NoiseSource(PrivacyConfig().seed).like(torch.zeros(8), "a") for _ in range(2))
+    assert not torch.equal(one, other)
 
 
 def test_the_rarest_value_lies_beyond_nine_sigma():

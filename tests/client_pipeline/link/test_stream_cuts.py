@@ -1,22 +1,18 @@
 """A decoder stream that is cut, at any moment, and opened again: nothing counts twice, and the others need not know."""
 
-import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from client_pipeline.link.address import LinkCertificates, channel_options
+from client_pipeline.link.address import LinkCertificates
 from client_pipeline.link.base import LinkError, NotFiniteLink
 from client_pipeline.link.reopened_connection import give_up
 from client_pipeline.link.stream import DecoderStream
 from client_pipeline.partition.parts import target_weight
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
 from helpers.decoder_cases import (
     all_at_once,
     batch_of,
@@ -160,20 +156,6 @@ def test_a_step_begun_again_forgets_what_it_had_sent_before(undisturbed):
     assert (stream.payload_up, stream.payload_down) == (quiet.payload_up, quiet.payload_down)
 
 
-def test_dropping_a_step_frees_whoever_waits_for_its_answers():
-    with service_of(num_clusters=1) as service, DecoderStream.open(service.open_round(1, [0], 1)[0]) as stream:
-        batch = batch_of(0, 3)
-        stream.begin_step(step_id(0), 1, target_weight(batch[2]))
-
-        def drop():
-            time.sleep(0.2)
-            stream.drop_step()
-
-        waited, _ = all_at_once(stream.receive, drop)
-        assert isinstance(waited, LinkError) and "the step was broken off" in str(waited)
-        train_step(stream, step_id(0), batch, 1)
-
-
 def test_a_cluster_that_does_not_come_back_is_left_behind(monkeypatch):
     monkeypatch.setattr("strategies.decoder.round.AWAY_S", 0.5)
     monkeypatch.setattr("client_pipeline.link.reopened_connection._PAUSES_S", (60.0,))
@@ -194,67 +176,6 @@ def test_a_stream_that_is_cut_for_a_while_is_opened_again_when_that_is_over():
         train_step(stream, step_id(0, 2), batch_of(0, 3), 1)
         [(_, seconds, _)] = stream.cuts
     assert seconds >= 0.4
-
-
-def test_a_cluster_that_recovers_is_silent_and_waited_for(monkeypatch):
-    """It sends nothing while it plans for the devices that are left, however quick it was before."""
-    hour = [0.0]
-    clock = time.monotonic
-    with service_of(num_clusters=2, step_s=200_000.0) as service:
-        addresses = service.open_round(1, [0, 1], 2)
-
-        def quick():
-            train_round(addresses[0], [batch_of(0, 3, seed=step) for step in (1, 2)])
-
-        def recovering():
-            with DecoderStream.open(addresses[1]) as stream:
-                train_step(stream, step_id(1, 1), batch_of(1, 3), 3)
-                time.sleep(0.5)  # the other waits at the barrier
-                hour[0] = 3600.0
-                time.sleep(1.5)
-                train_step(stream, step_id(1, 2), batch_of(1, 3), 3)
-
-        monkeypatch.setattr("time.monotonic", lambda: clock() + hour[0])
-        assert all_at_once(quick, recovering) == [None, None]
-        assert [c.steps for c in service.finish_round().clusters.values()] == [2, 2]
-
-
-STOPPED = """
-import sys
-from client_pipeline.link.address import DecoderAddress
-from client_pipeline.link.stream import DecoderStream
-from client_pipeline.partition.micro_batches import StepId
-target, token = sys.argv[1:]
-stream = DecoderStream.open(DecoderAddress(target=target, token=token, round=1, cluster=1))
-stream.begin_step(StepId(seed=7, round=1, step=1, cluster=1), 1, 1.0)
-print("there", flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.slow
-def test_a_control_unit_that_is_stopped_holds_nobody_for_long(monkeypatch):
-    """Its stream stays open, and its kernel goes on acknowledging: it answers no keepalive."""
-    options = dict(channel_options(2**26))
-    for name in ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms"):
-        assert options[name] == 30_000
-        options[name] = 500
-    monkeypatch.setattr("strategies.decoder.service.channel_options", lambda most: list(options.items()))
-    monkeypatch.setattr("strategies.decoder.round.AWAY_S", 0.5)
-    with service_of(num_clusters=2, step_s=60.0) as service:
-        addresses = service.open_round(1, [0, 1], 1)
-        command = [sys.executable, "-c", STOPPED, addresses[1].target, addresses[1].token]
-        stopped = subprocess.Popen(command, cwd=Path(__file__).parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        try:
-            assert stopped.stdout.readline() == b"there\n"
-            stopped.send_signal(signal.SIGSTOP)
-            began = time.monotonic()
-            train_round(addresses[0], [batch_of(0, 3)])
-            assert time.monotonic() - began < 30
-        finally:
-            stopped.kill()
-            stopped.communicate()
-        assert "did not come back" in service.finish_round().clusters[1].departure
 
 
 def test_whoever_holds_the_rounds_token_can_say_that_the_control_unit_is_gone():
@@ -285,47 +206,6 @@ def test_a_resume_token_opens_one_stream_of_its_own_round():
         for token in (first, second):
             with pytest.raises(LinkError, match="token"):
                 DecoderStream.open(replace(address, token=token, round=2))
-
-
-def test_a_welcome_that_comes_too_late_costs_only_the_attempt(monkeypatch):
-    """The decoder computes for others, and attempts that were given up find their seat all the same, in any order."""
-    monkeypatch.setattr("client_pipeline.link.reopened_connection._WELCOME_S", 0.3)
-    with service_of(num_clusters=2) as service:
-        address = service.open_round(1, [0], 1)[0]
-        admitted = []
-        with DecoderStream.open(address) as stream:
-            rejoin, busy = service.trainer.rejoin, threading.Event()
-
-            def late(round_, cluster, seat):
-                admitted.append(seat)
-                if len(admitted) == 1:
-                    assert busy.wait(20)
-                elif len(admitted) == 2:
-                    time.sleep(0.6)
-                return rejoin(round_, cluster, seat)
-
-            service.trainer.rejoin = late
-            cut_now(stream)
-            train_step(stream, step_id(0), batch_of(0, 3), 1)
-            busy.set()
-        assert admitted[:3] == [1, 2, 3] and len(stream.cuts) == 1
-        summary = service.finish_round().clusters[0]
-    assert (summary.steps, summary.departure) == (1, None)
-
-
-def test_an_attempt_that_was_given_up_does_not_look_as_if_it_were_there(monkeypatch):
-    monkeypatch.setattr("strategies.decoder.round.AWAY_S", 0.5)
-    monkeypatch.setattr("client_pipeline.link.reopened_connection._WELCOME_S", 0.2)
-    monkeypatch.setattr("client_pipeline.link.reopened_connection._PAUSES_S", (0.0, 60.0))
-    with service_of(num_clusters=2) as service:
-        addresses = service.open_round(1, [0, 1], 1)
-        away = DecoderStream.open(addresses[1])
-        rejoin = service.trainer.rejoin
-        service.trainer.rejoin = lambda *place: time.sleep(0.4) or rejoin(*place)
-        away.cut()
-        time.sleep(0.6)  # its only attempt has got a seat, and nobody sits there
-        train_round(addresses[0], [batch_of(0, 3)])
-        assert "did not come back" in service.finish_round().clusters[1].departure
 
 
 def test_activations_that_are_not_finite_are_told_apart_from_other_refusals():

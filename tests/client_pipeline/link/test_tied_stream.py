@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from client_pipeline.link.base import LinkError
 from client_pipeline.link.stream import DecoderStream
 from client_pipeline.link.tied import TiedRows, pieces
 from client_pipeline.partition.parts import IGNORED_LABEL, own_parameters, target_weight
-from client_pipeline.runtime.decoder_update import HeadTrainer
-from client_pipeline.runtime.local_decoder import LocalDecoder
+from client_pipeline.runtime.control_unit.local_decoder import LocalDecoder
+from client_pipeline.runtime.stage.decoder_update import HeadTrainer
 from helpers.decoder_cases import SGD, all_at_once, cut, step_id
 from strategies.decoder.config import DecoderConfig
 from strategies.decoder.service import DecoderService
@@ -151,50 +150,24 @@ def test_a_round_with_a_wrong_tied_matrix_is_refused_by_name(service, tied, mess
         service.open_round(1, [0], 1, tied)
 
 
+def test_rows_that_do_not_fit_are_refused_by_name():
+    rows, one = TiedRows({NAME: (3, 2)}), torch.ones(1, 2)
+    rows.add(NAME, 0, one)
+    for name, start, values, text in (
+        ("x", 0, one, "tied matrix x: expected one of"),
+        (NAME, 0, one, "expected rows from 1 on, found rows from 0 on"),
+        (NAME, 1, one.double(), "expected float32, found torch.float64"),
+        (NAME, 1, torch.ones(3, 2), r"expected at most 2 rows of shape \[2\], found \[3, 2\]"),
+        (NAME, 1, torch.ones(0, 2), r"expected at most 2 rows of shape \[2\], found \[0, 2\]"),
+        (NAME, 1, torch.ones(1, 3), r"found \[1, 3\]"),
+        (NAME, 1, one * torch.inf, "output.weight holds NaN or Inf"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            rows.add(name, start, values)
+    assert rows.missing == NAME
+    rows.add(NAME, 1, 2 * torch.ones(2, 2))
+    assert rows.missing is None and rows.values[NAME].tolist() == [[1.0] * 2, [2.0] * 2, [2.0] * 2]
+
+
 BROKEN = matrix()
 BROKEN[4000, 0] = torch.nan
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (torch.zeros(VOCABULARY, 7), r"tied matrix output.weight: expected at most 4001 rows of shape \[8\]"),
-        (torch.zeros(VOCABULARY + 1, WIDTH), "tied matrix output.weight: expected at most .* rows"),
-        (torch.zeros(VOCABULARY - 1, WIDTH), "tied matrix output.weight: step 2 began before it had come in full"),
-        (matrix().double(), "tied matrix output.weight: expected float32"),
-        (BROKEN, "tied matrix output.weight holds NaN or Inf"),
-    ],
-    ids=["width", "more rows", "fewer rows", "dtype", "NaN"],
-)
-def test_a_wrong_tied_matrix_of_a_later_step_is_refused_by_name(service, value, message):
-    address = service.open_round(1, [0], 2, {NAME: matrix()})[0]
-    with DecoderStream.open(address) as stream:
-        step_of(stream, step_id(0), batch_of(1), matrix())
-        with pytest.raises(LinkError, match=message):
-            step_of(stream, step_id(0, 2), batch_of(2), value)
-    assert service.finish_round().clusters[0].steps == 1
-
-
-def test_a_tied_matrix_at_the_wrong_time_is_refused(service):
-    address = service.open_round(1, [0], 2, {NAME: matrix()})[0]
-    stream = DecoderStream.open(address)
-    stream.begin_step(step_id(0), 1, 1)
-    frame = {"kind": "tied", "round": 1, "step": 1, "name": NAME, "start": 0}
-    stream._put(frame, {"rows": matrix()[:10]})
-    with pytest.raises(LinkError, match="output.weight: not expected in step 1, a round's first step"):
-        stream.receive()
-    stream.close()
-
-
-def test_a_gradient_of_another_shape_is_refused_by_name(service, monkeypatch):
-    monkeypatch.setattr(HeadTrainer, "tied_gradient", lambda self, cluster: {NAME: torch.zeros(VOCABULARY, 3)})
-    with DecoderStream.open(service.open_round(1, [0], 1, {NAME: matrix()})[0]) as stream:
-        with pytest.raises(LinkError, match="gradient of the tied matrix output.weight: expected at most 4001 rows"):
-            step_of(stream, step_id(0), batch_of(1), matrix())
-
-
-def test_a_cu_that_trains_alone_is_told_of_a_wrong_tied_matrix_by_name():
-    with pytest.raises(ValueError, match=r"tied matrix output.weight: expected shape \[4001, 8\], found \[4001, 3\]"):
-        trainer().gradient(step_id(0), 0, *batch_of(1), 1.0, {NAME: torch.zeros(VOCABULARY, 3)})
-    with pytest.raises(ValueError, match="tied matrix output.weight: missing"):
-        trainer().gradient(step_id(0), 0, *batch_of(1), 1.0)

@@ -49,16 +49,6 @@ def test_what_was_sent_and_what_waits_is_what_was_learned(kind):
         assert float(feedback.residual["a"].norm()) > 0
 
 
-@pytest.mark.parametrize(("kind", "bound"), [("fp16", 2**-11), ("int8", 0.5 / 127)])
-def test_small_changes_do_not_vanish(kind, bound):
-    # Half precision alone would round changes of 1e-9 to zero.
-    change = {n: v * 1e-9 for n, v in trained(3, size=1.0).items()}
-    zero = {n: torch.zeros_like(v) for n, v in START.items()}
-    found = codec(kind).apply(zero, ErrorFeedback(codec(kind)).compress(zero, change))
-    for name, value in change.items():
-        assert float((found[name] - value).abs().max()) <= bound * 1.001 * float(value.abs().max()) + 1e-16
-
-
 def test_top_k_sends_the_largest_changes_exactly():
     end = {"a": START["a"].clone()}
     end["a"][2, 3] += 0.5
@@ -69,7 +59,7 @@ def test_top_k_sends_the_largest_changes_exactly():
 
 
 def test_what_waits_is_that_of_the_last_update_that_counted():
-    """It used to move on as soon as an update was made: one that then failed, or was left out, took its part along."""
+    """A residual that moved on with each update made lost the part of one that failed or was left out."""
     feedback, whole = ErrorFeedback(codec("top-k")), {"a": START["a"] + torch.linspace(-3, 5, 60).reshape(5, 12)}
     start = {"a": START["a"]}
     feedback.compress(start, whole, 1)
@@ -124,9 +114,3 @@ def broken(kind, **changes):
 def test_an_update_that_does_not_fit_is_refused_by_name(kind, changes, said):
     with pytest.raises(UpdateError, match=said):
         codec(kind).apply(START, broken(kind, **changes))
-
-
-@pytest.mark.parametrize(("key", "value"), [("update", "int4"), ("activations", "fp8"), ("density", 0.0)])
-def test_settings_without_a_meaning_are_refused_with_their_key(key, value):
-    with pytest.raises(ValueError, match=rf"compression\.{key}: expected .*, found"):
-        CompressionConfig(**{key: value})

@@ -8,18 +8,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from client_pipeline.partition import base_weights
-from client_pipeline.partition.base_weights import BaseWeights
-from client_pipeline.partition.families import build_block, build_embedding, build_over, build_parts, merged
-from client_pipeline.partition.lora import adapt
+from client_pipeline.families.families import build_block, build_embedding, build_over, build_parts, merged
+from client_pipeline.families.lora import adapt
+from client_pipeline.families.pretrained import load_pretrained, load_pretrained_weights
 from client_pipeline.partition.parts import part_weights
-from client_pipeline.partition.pretrained import load_pretrained, load_pretrained_weights
 from client_pipeline.partition.spec import LoraConfig
-from client_pipeline.partition.weight_files import MappedFile
-from client_pipeline.runtime.moved_block import MovedBlock
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.stage import Stage
-from client_pipeline.runtime.whole import whole_step
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from client_pipeline.runtime.stage.moved_block import MovedBlock
+from client_pipeline.runtime.stage.stage import Stage
+from client_pipeline.runtime.stage.whole import whole_step
+from client_pipeline.weights import base_weights
+from client_pipeline.weights.base_weights import BaseWeights
+from client_pipeline.weights.weight_files import MappedFile
 from helpers.family_cases import STEP, every_case
 from helpers.tiny_models import NUM_BLOCKS, evaluation, library_config, tiny_batch, tiny_spec
 
@@ -156,7 +156,7 @@ def test_what_travels_is_names_and_digests(tmp_path):
 def test_a_machine_without_the_servers_files_is_refused_by_folder_digest_and_remedy(tmp_path):
     _, weights, _ = model_over(tmp_path / "model")
     text, digest = weights.base.to_json(), weights.base.files[0].sha256[:14]
-    with pytest.raises(ValueError, match=rf"elsewhere is no folder.*SHA-256 {digest}.*collapipe up cu --model FOLDER"):
+    with pytest.raises(ValueError, match=rf"elsewhere is no folder.*SHA-256 {digest}.*collapipe join --model FOLDER"):
         BaseWeights.from_json(text, str(tmp_path / "elsewhere")).check()
     shutil.copytree(tmp_path / "model", tmp_path / "copy")
     BaseWeights.from_json(text, str(tmp_path / "copy")).check()

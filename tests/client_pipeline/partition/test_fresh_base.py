@@ -7,20 +7,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from client_pipeline.partition import fresh_base
-from client_pipeline.partition.families import build_block, build_embedding, build_parts, merged
-from client_pipeline.partition.fresh_base import FreshBase, frozen_base
-from client_pipeline.partition.hugging_face import sized_config, spec_from_config
-from client_pipeline.partition.lora import adapt
-from client_pipeline.partition.low_bits import low_bit_layers, packed
+from client_pipeline.families.families import build_block, build_embedding, build_parts, merged
+from client_pipeline.families.fresh_base import FreshBase, frozen_base
+from client_pipeline.families.hugging_face import sized_config, spec_from_config
+from client_pipeline.families.lora import adapt
 from client_pipeline.partition.spec import LoraConfig
-from client_pipeline.runtime.moved_block import MovedBlock
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.stage import Stage
-from client_pipeline.runtime.whole import whole_step
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from client_pipeline.runtime.stage.moved_block import MovedBlock
+from client_pipeline.runtime.stage.stage import Stage
+from client_pipeline.runtime.stage.whole import whole_step
+from client_pipeline.weights.low_bits import low_bit_layers, packed
 from flower_app.saved_model import load_model, save_model
 from flower_app.tasks.base import Prepared
-from flower_app.training.frozen_weights import frozen_digest
+from flower_app.training.prepared_run import frozen_digest
 from helpers.family_cases import STEP
 from helpers.tiny_models import evaluation, tiny_batch, tiny_spec
 
@@ -112,18 +111,6 @@ def test_a_model_over_drawn_parts_learns_as_the_same_model_in_memory(family, bas
     assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
         assert torch.allclose(actual[name], gradient, rtol=1e-4, atol=1e-6), name
-
-
-def test_a_server_draws_no_teb_before_it_runs_one(monkeypatch):
-    drawn, draw = [], fresh_base._draw
-    monkeypatch.setattr(
-        fresh_base, "_draw", lambda spec, prefix, seed: drawn.append(prefix) or draw(spec, prefix, seed)
-    )
-    parts = prepared(spec_of()).build(seed=5)
-    assert set(drawn) == {"embedding.", "head."}
-    with torch.no_grad():
-        parts.encode(tiny_batch(parts.spec))
-    assert drawn[2:] == ["embedding.", *(f"blocks.{index}." for index in range(len(parts.blocks)))]
 
 
 def test_nobody_of_the_server_holds_tebs_or_an_embedding_that_the_head_does_not_read():

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from client_pipeline.partition.base_weights import BaseWeights
-from client_pipeline.partition.families import build_head, build_over, build_parts, merged
-from client_pipeline.partition.lora import adapt
+from client_pipeline.families.families import build_head, build_over, build_parts, merged
+from client_pipeline.families.lora import adapt
+from client_pipeline.families.pretrained import load_pretrained, load_pretrained_weights
 from client_pipeline.partition.parts import frozen_parameters, own_parameters, part_weights
-from client_pipeline.partition.pretrained import load_pretrained, load_pretrained_weights
 from client_pipeline.partition.spec import LoraConfig, ModelSpec
-from client_pipeline.runtime.whole import whole_step
+from client_pipeline.runtime.stage.whole import whole_step
+from client_pipeline.weights.base_weights import BaseWeights
 from flower_app.saved_model import load_model, save_model
 from flower_app.tasks.base import Prepared
 from helpers.family_cases import STEP

@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from client_pipeline.partition.families import build_block, build_parts, merged
+from client_pipeline.families.families import build_block, build_head, build_parts, merged
 from client_pipeline.partition.spec import LoraConfig, ModelSpec
-from client_pipeline.runtime.control_unit import RoundOrder
-from client_pipeline.runtime.moved_block import MovedBlock
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.stage import Stage
-from client_pipeline.runtime.whole import whole_step
+from client_pipeline.runtime.stage.decoder_update import HeadTrainer
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from client_pipeline.runtime.stage.moved_block import MovedBlock
+from client_pipeline.runtime.stage.stage import Stage
+from client_pipeline.runtime.stage.whole import whole_step
 from flower_app.tasks.base import Prepared
 from helpers.family_cases import CUTS, STEP, assert_all_close, every_case, split_step
-from helpers.federated_rounds import LR, PLANS, central_gradient, control_units, federated_round
+from helpers.federated_rounds import LR, central_gradient, control_units, federated_round
 from helpers.tiny_models import CLASSIC, NUM_BLOCKS, evaluation, tiny_batch, tiny_spec
 
 LORA = LoraConfig(rank=2, alpha=6.0)
@@ -153,6 +153,48 @@ def test_targets_may_be_named_by_their_last_part_or_be_all():
     assert adapted("dense") == ["attention.output.dense", "intermediate.dense", "output.dense"]
 
 
+@pytest.mark.parametrize(
+    ("name", "targets", "adapted"),
+    [
+        ("t5", "o", ["layer.layer.0.SelfAttention.o"]),
+        ("t5", "q, o", ["layer.layer.0.SelfAttention.q", "layer.layer.0.SelfAttention.o"]),
+        ("t5", "wo", ["layer.layer.1.DenseReluDense.wo"]),
+        ("gpt2", "attn.c_proj", ["layer.attn.c_proj"]),
+        ("gpt2", "proj", None),
+        ("bert", "output.dense", ["attention.output.dense", "output.dense"]),
+        ("bert", "put.dense", None),
+    ],
+)
+def test_a_target_is_one_or_more_whole_parts_of_a_name(name, targets, adapted):
+    """T5's ``wo`` ends with the ``o`` of its attention."""
+    spec = replace(tiny_spec(name), lora=LoraConfig(targets=targets))
+    if adapted is None:
+        with pytest.raises(ValueError, match=f"lora.targets: no layer {targets!r} in a TEB"):
+            build_block(spec, 0)
+        return
+    block = build_block(spec, 0)
+    names = [n.removesuffix(".lora_A.default.weight") for n, _ in block.named_parameters() if ".lora_A." in n]
+    assert sorted(names) == sorted(adapted)
+
+
+TIED = (("bert", "masked-lm"), ("gpt2", "causal-lm"), ("t5", "seq2seq"), ("bart", "seq2seq"), ("marian", "seq2seq"))
+
+
+@pytest.mark.parametrize(("name", "head"), TIED)
+def test_a_head_over_a_frozen_embedding_is_tied_to_nothing(name, head):
+    """Else the server would wait for a matrix that nobody sends, and train one that nobody else has."""
+    plain = tiny_spec(name, head, dropout=0.0)
+    assert build_parts(plain, seed=0).tied
+    parts = build_parts(replace(plain, lora=LORA), seed=0)
+    for own in (parts.head, build_head(parts.spec)):
+        trainer = HeadTrainer(own, SGD, unit=NUM_BLOCKS)
+        assert trainer.tied == {}
+        shared = {parts.head.get_parameter(n).shape for n in build_parts(plain, seed=0).tied}
+        assert not any(value.shape in shared for value in trainer.parameters.values())
+    embedding = {id(parameter) for parameter in parts.embedding.parameters()}
+    assert not any(id(parameter) in embedding for _, parameter in parts.named_parameters())
+
+
 @pytest.mark.parametrize(("key", "value"), [("rank", 0), ("alpha", 0.0), ("dropout", 1.0)])
 def test_adapters_that_cannot_be_are_refused_with_their_key(key, value):
     with pytest.raises(ValueError, match=rf"lora\.{key}: expected .*, found {value}"):
@@ -187,18 +229,3 @@ def test_two_clusters_with_one_sgd_step_equal_one_central_step_on_the_joint_batc
         for unit in units:
             unit.close()
     assert all(".lora_" in key for key in results[0].weights)
-
-
-def test_a_control_unit_without_decoder_address_trains_a_head_over_a_frozen_embedding(local_ray):
-    spec = replace(tiny_spec("bert", "masked-lm"), lora=LORA)
-    batch, parts = tiny_batch(spec, size=7, length=9, seed=1), build_parts(spec, seed=1)
-    weights, base = parts.weights(), parts.frozen_weights()
-    gradients, _ = central_gradient([batch], weights, spec, frozen=base)
-    units = control_units([batch], SGD, "lora-alone", spec=spec, frozen=base)
-    try:
-        result = units[0].train_round(RoundOrder(round=1, weights=weights, plan=PLANS[0]))
-    finally:
-        units[0].close()
-    assert result.weights.keys() == weights.keys()
-    for key, gradient in gradients.items():
-        torch.testing.assert_close(result.weights[key], weights[key] - LR * gradient, rtol=1e-4, atol=1e-6, msg=key)

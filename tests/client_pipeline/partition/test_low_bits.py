@@ -7,15 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from client_pipeline.partition.families import build_block, build_over, build_parts, merged
-from client_pipeline.partition.low_bits import LowBitLinear, low_bit_layers, packed, unpacked
+from client_pipeline.families.families import build_block, build_over, build_parts, merged
+from client_pipeline.families.pretrained import load_pretrained_weights
 from client_pipeline.partition.parts import part_weights
-from client_pipeline.partition.pretrained import load_pretrained_weights
 from client_pipeline.partition.spec import BASE_DTYPES, LoraConfig, ModelSpec
-from client_pipeline.runtime.moved_block import MovedBlock
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.stage import Stage
-from client_pipeline.runtime.whole import whole_step
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from client_pipeline.runtime.stage.moved_block import MovedBlock
+from client_pipeline.runtime.stage.stage import Stage
+from client_pipeline.runtime.stage.whole import whole_step
+from client_pipeline.weights.low_bits import LowBitLinear, low_bit_layers, packed, unpacked
 from helpers.family_cases import STEP
 from helpers.tiny_models import NUM_BLOCKS, evaluation, tiny_batch, tiny_spec
 
@@ -57,7 +57,7 @@ def test_a_matrix_comes_back_within_half_a_step_of_its_largest_number_in_as_many
 
 
 def test_nf4_takes_the_nearest_of_the_sixteen_values():
-    from client_pipeline.partition.low_bits import NF4_VALUES
+    from client_pipeline.weights.low_bits import NF4_VALUES
 
     levels = torch.tensor(NF4_VALUES)
     row = torch.linspace(-1, 1, 64)[None]
@@ -80,6 +80,19 @@ def test_a_layer_in_few_bits_is_the_linear_layer_of_what_its_matrix_has_become(d
     torch.testing.assert_close(outputs[0], outputs[2])
     torch.testing.assert_close(gradients[0], gradients[2])
     assert torch.equal(turned.rounded(matrix.T), straight.rounded(matrix).T)
+
+
+@pytest.mark.parametrize("dtype", LOW_BITS)
+@pytest.mark.parametrize("place", ["alone", "in a block"])
+def test_a_matrix_in_few_bits_goes_where_its_layer_goes(dtype, place):
+    """A device puts its TEBs on its accelerator: a matrix that stays on the host cannot be multiplied there."""
+    layer = LowBitLinear(nn.Parameter(torch.zeros(3)), torch.Size((3, 70)), dtype, False)
+    layer.fill(torch.randn(3, 70))
+    (layer if place == "alone" else nn.Sequential(nn.Linear(1, 1), layer)).to("meta")
+    assert [tensor.device.type for tensor in (*layer.packed_matrix, layer.bias)] == ["meta"] * (
+        1 + len(packed(torch.zeros(3, 70), dtype))
+    )
+    assert layer(torch.zeros(2, 70, device="meta")).device.type == "meta"
 
 
 @pytest.mark.parametrize("dtype", LOW_BITS)

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from client_pipeline.partition import vocabulary_loss as module
-from client_pipeline.partition.vocabulary_loss import vocabulary_loss
+from client_pipeline.families import vocabulary_loss as module
+from client_pipeline.families.vocabulary_loss import vocabulary_loss
 
 WIDTH, VOCABULARY = 6, 11
 
@@ -46,14 +46,6 @@ def test_pieces_have_the_loss_and_the_gradients_of_the_whole(monkeypatch, count,
         torch.testing.assert_close(vocabulary_loss(states_ND, output, labels_N), expected[0])
 
 
-def test_a_vocabulary_beyond_the_limit_goes_one_position_at_a_time(monkeypatch):
-    monkeypatch.setattr(module, "MOST_SCORES", 2)
-    states_ND, output, labels_N = case(4)
-    torch.testing.assert_close(
-        outcome(vocabulary_loss, states_ND, output, labels_N), outcome(at_once, states_ND, output, labels_N)
-    )
-
-
 def test_what_fits_is_computed_as_ever_bit_for_bit():
     states_ND, output, labels_N = case(8)
     for value, other in zip(
@@ -62,27 +54,3 @@ def test_what_fits_is_computed_as_ever_bit_for_bit():
         strict=True,
     ):
         assert torch.equal(value, other)
-
-
-def test_never_are_more_scores_there_than_the_limit_says(monkeypatch):
-    monkeypatch.setattr(module, "MOST_SCORES", 3 * VOCABULARY)
-    sizes, linear = [], F.linear
-    monkeypatch.setattr(module.F, "linear", lambda x, weight: sizes.append(len(x)) or linear(x, weight))
-    vocabulary_loss(*case(8)).backward()
-    assert sizes == [3, 3, 2]
-
-
-def test_products_are_in_the_precision_that_is_asked_for(monkeypatch):
-    monkeypatch.setattr(module, "MOST_SCORES", 3 * VOCABULARY)
-    states_ND, output, labels_N = case(8)
-
-    def mixed(loss_of):
-        def computed(*arguments):
-            with torch.autocast("cpu", torch.bfloat16):
-                return loss_of(*arguments)
-
-        return outcome(computed, states_ND, output, labels_N)
-
-    for value, other in zip(mixed(vocabulary_loss), mixed(at_once), strict=True):
-        assert value.dtype == torch.float32
-        torch.testing.assert_close(value, other.float(), rtol=0.05, atol=0.05)

@@ -4,17 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
 
-from client_pipeline.partition.families import adapter, build_parts
-from client_pipeline.partition.micro_batches import StepId
+from client_pipeline.families.families import build_parts
+from client_pipeline.families.registry import family_named
+from client_pipeline.partition.dropout_seed import StepId
 from client_pipeline.partition.parts import block_weights
 from client_pipeline.partition.spec import LoraConfig
-from client_pipeline.partition.weight_gradients import AddedInPlace, WaitingWeights
-from client_pipeline.runtime.moved_block import MovedBlock
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.stage import Stage
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from client_pipeline.runtime.stage.moved_block import MovedBlock
+from client_pipeline.runtime.stage.stage import Stage
 from helpers.tiny_models import CLASSIC, CONFIGS, NUM_BLOCKS, VARIANTS, tiny_spec
 
 STEP = StepId(seed=3, round=1, step=1, cluster=0)
@@ -30,11 +28,8 @@ def passes(spec, splits, *, recompute=False, precision="float32", in_between=lam
     for i in range(NUM_BLOCKS):
         stage.place(i, MovedBlock(block_weights(weights, i), frozen=block_weights(frozen, i)))
     generator = torch.Generator().manual_seed(0)
-    carried, width = 0, adapter(spec.family).width(spec)
-    if spec.family == "deberta-v2":
-        from client_pipeline.partition.families import carried_examples
-
-        carried = carried_examples(spec)
+    family = family_named(spec.family)
+    carried, width = family.carried_examples(spec), family.width(spec)
     x = [torch.randn(n + carried, 9, width, generator=generator) for n in (3, 2)]
     g = [torch.randn(n, 9, width, generator=generator) for n in (3, 2)]
     masks = [torch.arange(9) < torch.tensor([[9], [6], [8]])[:n] for n in (3, 2)]
@@ -99,65 +94,3 @@ def test_with_frozen_weights_the_adapters_alone_wait(name):
     ]
     assert_equal_gradients(*both)
     assert all(p.grad is None for block in both[0][0].blocks.values() for p in block.frozen.values())
-
-
-def test_what_waits_is_counted_and_let_go_of():
-    layer, x = nn.Linear(4, 6), torch.randn(5, 4, requires_grad=True)
-    waiting = WaitingWeights()
-    with waiting:
-        y = layer(x) + layer(x)
-    assert waiting.nbytes == 0
-    y.backward(torch.ones(5, 6))
-    # One input and one gradient for both products, four bytes a number; the input's own gradient is complete.
-    assert waiting.nbytes == 4 * (5 * 4 + 5 * 6)
-    assert layer.weight.grad is None and layer.bias.grad is None
-    torch.testing.assert_close(x.grad, 2 * layer.weight.sum(0).expand(5, 4).detach())
-    waiting.add()
-    assert waiting.nbytes == 0
-    torch.testing.assert_close(layer.weight.grad, 2 * x.detach().sum(0).expand(6, 4))
-    torch.testing.assert_close(layer.bias.grad, torch.full((6,), 10.0))
-
-
-def test_products_with_what_is_no_trained_parameter_are_left_alone():
-    x, matrix = torch.randn(2, 4, requires_grad=True), nn.Parameter(torch.randn(4, 4))
-    waiting = WaitingWeights()
-    with waiting:
-        # Half of a matrix; a frozen one; an input that takes no gradient, by which no backward pass would come.
-        y = F.linear(x, matrix[:2]).sum() + F.linear(x, matrix.detach()).sum() + F.linear(x.detach(), matrix).sum()
-        y = y + torch.addmm(torch.zeros(4), x, matrix, beta=0).sum()
-    y.backward()
-    expected = matrix.grad.clone()
-    waiting.add()
-    assert torch.equal(matrix.grad, expected)
-    assert waiting.nbytes == 0
-
-
-@pytest.mark.parametrize("name", ["classic", "gpt2", "llama", "bert"])
-@pytest.mark.parametrize("recompute", [False, True])
-def test_gradients_that_are_added_in_place_are_those_of_autograd(name, recompute, monkeypatch):
-    expected = passes(SPECS[name], False, recompute=recompute)
-    monkeypatch.setattr(AddedInPlace, "smallest", 1)
-    taken = []
-    monkeypatch.setattr(AddedInPlace, "take", lambda self, factors: taken.append(factors) or factors.add())
-    assert_equal_gradients(passes(SPECS[name], False, recompute=recompute), expected)
-    matrices = sum(p.dim() == 2 for block in expected[0].blocks.values() for p in block.parameters.values())
-    assert len(taken) == 2 * matrices
-    # A matrix is float32 in mixed precision, too, and its products' gradients are not.
-    passes(SPECS[name], False, precision="bfloat16")
-    assert len(taken) == 2 * matrices
-
-
-def test_large_matrices_alone_get_their_gradients_in_place():
-    small, large = nn.Linear(8, 8), nn.Linear(512, 512)
-    assert AddedInPlace.pays(large.parameters()) and not AddedInPlace.pays(small.parameters())
-    with AddedInPlace():
-        x = torch.randn(4, 512, requires_grad=True)
-        y = large(x)
-        z = small(y[:, :8])
-    assert "Product" in y.grad_fn.name() and "Product" not in z.grad_fn.name()
-    gradient = large.weight.grad = torch.ones(512, 512)
-    z.sum().backward()
-    assert large.weight.grad is gradient
-    torch.testing.assert_close(gradient[8:], torch.ones(504, 512))
-    expected = small.weight.detach().sum(0)[:, None] * x.detach().sum(0)
-    torch.testing.assert_close(gradient[:8], 1.0 + expected, rtol=1e-4, atol=1e-4)

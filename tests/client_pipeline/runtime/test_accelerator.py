@@ -4,19 +4,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
-from client_pipeline.partition.families import build_block, build_head, build_parts
-from client_pipeline.partition.micro_batches import StepId
+from client_pipeline.families.families import build_block, build_head, build_parts
+from client_pipeline.partition.dropout_seed import StepId
 from client_pipeline.partition.parts import block_weights, frozen_parameters, own_parameters, target_weight, targets
 from client_pipeline.partition.spec import LoraConfig
-from client_pipeline.runtime import accelerator, device_nodes
-from client_pipeline.runtime.accelerator import HOST, AcceleratorKind, find_accelerator, training_bytes
 from client_pipeline.runtime.config import RuntimeConfig
-from client_pipeline.runtime.decoder_update import Contribution, HeadTrainer
-from client_pipeline.runtime.moved_block import MovedBlock
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.stage import Stage
+from client_pipeline.runtime.stage import accelerator
+from client_pipeline.runtime.stage.accelerator import HOST, AcceleratorKind, find_accelerator, training_bytes
+from client_pipeline.runtime.stage.decoder_update import Contribution, HeadTrainer
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from client_pipeline.runtime.stage.moved_block import MovedBlock
+from client_pipeline.runtime.stage.stage import Stage
 from helpers.apart_device import ApartTensor, apart_device
 from helpers.recovery_cases import SPEC, THREE, assert_equal, control_unit, initial, once, train, within
 from helpers.thread_ray import run_in_threads
@@ -31,7 +30,7 @@ LORA = LoraConfig(rank=2, targets="all-linear")
 
 
 def everywhere(tensors, kind):
-    """Whether all tensors are of a kind of device."""
+    """Tell whether all tensors are of a kind of device."""
     kinds = {tensor.device.type for tensor in tensors}
     assert kinds == {kind}, kinds
     return True
@@ -122,12 +121,6 @@ def test_a_decoder_on_an_accelerator_learns_as_on_the_host(name, apart_device):
     torch.testing.assert_close(results[1], results[0], rtol=1e-3, atol=1e-4)
 
 
-def test_what_is_not_moved_is_refused_by_the_accelerator(apart_device):
-    """Else nothing above could fail."""
-    with pytest.raises(RuntimeError, match="expected all tensors on apart"):
-        nn.Linear(2, 2).to(apart_device)(torch.ones(1, 2))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_cluster_trains_on_accelerators_as_on_processors(lost, apart_device, monkeypatch):
@@ -189,13 +182,6 @@ def test_auto_takes_the_first_kind_with_enough_memory(free_bytes, needed, expect
     assert sum(map(len, free_bytes.values())) == 0 or accelerator.accelerators_here()
 
 
-def test_an_accelerator_that_is_named_is_taken_whatever_memory_it_has(monkeypatch):
-    monkeypatch.setattr(accelerator, "ACCELERATOR_KINDS", kinds(cuda=[0.0, 1.0], mps=[]))
-    assert str(find_accelerator("cuda", 1e12)) == "meta:1"
-    with pytest.raises(ValueError, match=r"runtime.accelerator: expected mps, found cuda \(torch .*; get mps, or set"):
-        find_accelerator("mps")
-
-
 def test_what_a_part_needs_counts_gradient_and_states_of_what_is_trained():
     spec = tiny_spec("bert")
     whole, adapted = build_block(spec, 0), build_block(replace(spec, lora=LORA), 0)
@@ -229,14 +215,3 @@ def test_a_machine_without_the_accelerator_says_what_it_has_and_what_to_do():
 def test_settings_that_cannot_be_are_refused_by_name(settings, refusal):
     with pytest.raises(ValueError, match=refusal):
         RuntimeConfig(**settings)
-
-
-@no_cuda
-def test_every_device_without_the_accelerator_is_named_before_anything_starts(local_ray, monkeypatch):
-    device_nodes.check_accelerators("auto", {})
-    with pytest.raises(ValueError, match=r"^this cluster's machine: runtime.accelerator: expected cuda"):
-        device_nodes.check_accelerators("cuda", {})
-    # Devices of one machine: it is asked once for each.
-    monkeypatch.setattr(device_nodes, "_on_device", lambda task, device: task)
-    with pytest.raises(ValueError, match=r"^device 0 at 10.0.0.1: .*expected cuda.*; device 3 at 10.0.0.2: .*"):
-        device_nodes.check_accelerators("cuda", {0: "10.0.0.1", 3: "10.0.0.2"})

@@ -1,14 +1,13 @@
-"""Who shares an actor in a simulation, and why."""
+"""Actors of a simulation: the devices that share one, and the reasons."""
 
 import re
 from collections import Counter
 
 import pytest
 
-from client_pipeline.runtime.arrangement import Arrangement, arrange, usable_cores
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.fault_config import FaultConfig
-from client_pipeline.runtime.placement import Placement
+from client_pipeline.runtime.ray.arrangement import Arrangement, arrange
 
 DEFAULT = [6, 6, 6]
 
@@ -66,19 +65,14 @@ def test_what_ends_control_units_keeps_them_apart():
         actors(faults={"cluster": 0.1}, clusters_per_actor=2)
 
 
-def test_paced_devices_are_apart():
-    assert actors(paced=True) == (0, 0)
-    with pytest.raises(ValueError, match="runtime.devices-per-actor = 2: device-emulation"):
-        actors(paced=True, devices_per_actor=2)
-
-
 def test_cut_streams_and_poison_keep_nobody_apart():
     assert actors(faults={"stream": 0.1, "nan": 0.1}) == (2, 2)
 
 
 def test_every_pipeline_runs_over_as_many_actors_as_there_can_be():
-    for sizes, count in ((DEFAULT, 2), ([10] * 100, 8), ([3, 4, 1], 3)):
+    for sizes, count in ((DEFAULT, 2), ([10] * 100, 8), ([3, 4, 1], 3), ([2, 2], 4)):
         arrangement = Arrangement(device_actors=count, cluster_actors=min(count, len(sizes)))
+        assert len(arrangement.actors) == count
         load = Counter()
         for cluster, size in enumerate(sizes):
             placement = arrangement.placement(cluster, size)
@@ -91,31 +85,7 @@ def test_every_pipeline_runs_over_as_many_actors_as_there_can_be():
         assert set(load) <= set(arrangement.actors) and max(load.values()) - min(load.values()) <= len(sizes)
 
 
-def test_without_sharing_each_is_where_it_was():
-    assert Arrangement().placement(3, 4) == Placement() and Arrangement().actors == []
-    assert Placement().shared_actor_of(2) == ""
-
-
-def test_the_log_says_what_was_decided_and_why():
-    def said(**more):
-        options = {
-            "runtime": RuntimeConfig(),
-            "faults": FaultConfig(),
-            "paced": False,
-            "num_devices": DEFAULT,
-            "cores": 2,
-        }
-        options |= more
-        return arrange(options.pop("runtime"), options.pop("faults"), **options)[1]
-
-    assert said() == "Actors: devices share 2 actors, control units share 2 (18 devices on 2 cores)"
-    assert said(faults=FaultConfig(device=0.1)) == (
-        "Actors: each device has an actor of its own, each control unit has its own (faults end or stop single devices)"
-    )
-    assert "(devices are paced)" in said(paced=True)
-    assert "(runtime.devices-per-actor)" in said(runtime=RuntimeConfig(devices_per_actor=9))
-
-
+@pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -125,23 +95,8 @@ def test_the_log_says_what_was_decided_and_why():
         ({"devices_per_actor": 1}, "each device has an actor of its own (runtime.devices-per-actor)"),
     ],
 )
-def test_micro_batches_are_fused_only_where_devices_share_actors_and_no_fault_strikes(settings, reason):
-    text = f"runtime.fused-micro-batches = 4: {reason}; set runtime.fused-micro-batches to 1"
+def test_micro_batches_are_fused_only_where_devices_share_actors_and_no_fault_strikes(settings, reason, count):
+    text = f"runtime.fused-micro-batches = {count}: {reason}; set runtime.fused-micro-batches to 1"
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        actors(**settings, fused_micro_batches=4)
-    assert actors(fused_micro_batches=4) == actors()
-
-
-def test_micro_batches_are_not_fused_over_one():
-    with pytest.raises(ValueError, match="runtime.fused-micro-batches: expected at least 1, found 0"):
-        RuntimeConfig(fused_micro_batches=0)
-
-
-@pytest.mark.parametrize("key", ["devices_per_actor", "clusters_per_actor"])
-def test_a_negative_number_is_refused(key):
-    with pytest.raises(ValueError, match=f"runtime.{key.replace('_', '-')}: expected at least 0, found -1"):
-        RuntimeConfig(**{key: -1})
-
-
-def test_this_process_has_a_core():
-    assert usable_cores() >= 1
+        actors(**settings, fused_micro_batches=count)
+    assert actors(fused_micro_batches=count) == actors()

@@ -1,76 +1,84 @@
-"""Which device holds which TEB: what moves, what is put back, and from which copy."""
+"""The TEBs of a cluster on its devices: which move, which are put back, and from which copy."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime import device_pool, frozen_devices, snapshots
-from client_pipeline.runtime.block_moves import BlockPlacement
-from client_pipeline.runtime.config import RuntimeConfig
-from client_pipeline.runtime.device_pool import DevicePool
-from client_pipeline.runtime.faults import DeviceFault
-from client_pipeline.runtime.moved_block import MovedBlock
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.placement import Placement
-from client_pipeline.runtime.snapshots import Snapshots
-from helpers.recovery_cases import SPEC, within
-from helpers.scripted_ray import Reference, ScriptedActor, ScriptedRay, ended
+from client_pipeline.runtime.devices import block_moves, snapshots
+from client_pipeline.runtime.devices.block_moves import BlockPlacement
+from client_pipeline.runtime.devices.snapshots import Snapshots
+from client_pipeline.runtime.stage.moved_block import MovedBlock
+from helpers.recovery_cases import within
+from helpers.scripted_ray import Reference
 
 
-class Holder(ScriptedActor):
-    """A device that says which TEBs it holds, and takes what it is given: 10 bytes for each."""
+class Holder:
+    """A device that takes what it is given: 10 bytes for a TEB from a device, 7 for one from a copy."""
 
-    def __init__(self, number):
-        super().__init__()
-        self.number = number
-        self.held = {}
-        self.called = {"take": self._take, "place": self._place, "settle": self._settle, "put_back": self._put_back}
+    def __init__(self):
+        self.held, self.asked = {}, []
 
     def __getattr__(self, method):
-        actor = super().__getattr__(method)
-        if method in self.called:
-            plain = actor.remote
+        if method.startswith("_"):
+            raise AttributeError(method)
 
-            def remote(*arguments):
-                plain(*arguments)
-                value = self.called[method](*arguments)
-                return Reference(self.answers.get(method, value))
+        def remote(*arguments):
+            self.asked.append((method, *arguments))
+            return Reference(getattr(self, f"on_{method}")(*arguments))
 
-            actor.remote = remote
-        return actor
+        return SimpleNamespace(remote=remote)
 
-    def _take(self, index):
+    def on_take(self, index):
         return ("TEB", index, self.held.pop(index))
 
-    def _place(self, indices, version, *moved):
+    def on_place(self, indices, version, *moved):
         self.held |= dict.fromkeys(indices, version)
         return [10] * len(moved)
 
-    def _settle(self, lineage):
+    def on_settle(self, lineage):
         return dict(self.held)
 
-    def _put_back(self, keep, blocks, version, frozen, *copies):
+    def on_put_back(self, keep, blocks, version, frozen, *copies):
         self.held = {index: self.held[index] for index in keep} | {index: version for index, _ in blocks}
         return [7] * len(blocks)
 
-    def said(self, method):
+    def calls(self, method):
         return [entry[1:] for entry in self.asked if entry[0] == method]
+
+
+class Pool:
+    """Devices that answer at once."""
+
+    name, runtime, placement = "cluster", SimpleNamespace(timeout=30.0), SimpleNamespace(spread=False)
+
+    def __init__(self):
+        self.devices, self.started = [Holder() for _ in range(3)], []
+
+    def __getitem__(self, device):
+        return self.devices[device]
+
+    @property
+    def held(self):
+        return [device.held for device in self.devices]
+
+    def start(self, devices, busy):
+        self.started.append((devices, busy))
+
+    def answers(self, references, activity):
+        return {device: reference.value for device, reference in references.items()}
+
+    def call(self, devices, call, activity):
+        return self.answers({device: call(self.devices[device], device) for device in devices}, activity)
 
 
 @pytest.fixture
 def cluster(monkeypatch):
-    """Placement over three devices."""
-    ray = ScriptedRay()
-    for module in (device_pool, frozen_devices):
-        monkeypatch.setattr(module, "ray", ray)
-    monkeypatch.setattr(snapshots, "ray", ray)
-    devices = [Holder(k) for k in range(3)]
-    monkeypatch.setattr(DevicePool, "_make", lambda self, device: devices[device])
-    pool = DevicePool("cluster", SPEC, OptimizerConfig(name="sgd"), RuntimeConfig(timeout=30.0), Placement())
-    frozen = {f"blocks.{i}.base": torch.full((2,), float(i)) for i in range(4)}
-    return BlockPlacement(pool, frozen), devices
+    monkeypatch.setattr(snapshots, "ray", SimpleNamespace(wait=lambda *_, **__: None))
+    pool = Pool()
+    return BlockPlacement(pool, {f"blocks.{i}.base": torch.full((2,), float(i)) for i in range(4)}), pool
 
 
 def segments(*blocks):
@@ -79,164 +87,101 @@ def segments(*blocks):
     return ClusterPlan(delta=blocks, order=order, m=1).segments()
 
 
-def held(devices):
-    return [dict(device.held) for device in devices]
-
-
 def test_the_first_plan_has_every_device_build_its_own(cluster):
-    placement, devices = cluster
-    assert not placement.sure and placement.committed == 0
+    placement, pool = cluster
+    assert (placement.sure, placement.committed, placement.restored_bytes, placement.move_s) == (False, 0, 0, 0.0)
+    assert placement.is_committed and placement.can_move
+    placement.restore({3: moved(5.0)})
     placement.place(segments(1, 2, 1))
-    assert placement.sure
-    assert held(devices) == [{0: 0}, {1: 0, 2: 0}, {3: 0}]
-    [(keep, blocks, version, frozen, *copies)] = devices[1].said("put_back")
+    assert placement.sure and placement.can_move and pool.held == [{0: 0}, {1: 0, 2: 0}, {3: 0}]
+    assert pool.started == [([0, 1, 2], set())]
+    [(keep, blocks, version, frozen, *copies)] = pool[1].calls("put_back")
     assert (keep, blocks, version, copies) == ([], [(1, -1), (2, -1)], 0, [])
+    assert pool[2].calls("put_back")[0][1] == [(3, 0)]
     assert {i: float(tensors["base"][0]) for i, tensors in frozen.items()} == {1: 1.0, 2: 2.0}
-    # That is no move: each device has made 7 bytes for each TEB.
     assert (placement.moved_blocks, placement.moved_bytes, placement.restored_bytes) == (0, 0, 28)
 
 
-def test_a_plan_moves_the_tebs_that_change_owner_from_device_to_device(cluster):
-    placement, devices = cluster
+def test_a_plan_moves_the_tebs_that_change_owner_from_device_to_device(cluster, monkeypatch):
+    placement, pool = cluster
     placement.place(segments(1, 2, 1))
     placement.stepped(6)
-    for device in devices:
-        device.asked.clear()
+    assert not placement.is_committed and placement.can_move
+    times = iter([10.0, 13.0, 13.0, 13.0])
+    monkeypatch.setattr(block_moves, "time", SimpleNamespace(monotonic=lambda: next(times)))
     placement.place(segments(2, 0, 2))
-    assert [sorted(found) for found in held(devices)] == [[0, 1], [], [2, 3]]
-    assert devices[1].said("take") == [(1,), (2,)]
-    # With the step that all of them are after; the object itself does not come here.
-    [(indices, version, moved)] = devices[0].said("place")
+    assert [sorted(tebs) for tebs in pool.held] == [[0, 1], [], [2, 3]] and pool[1].calls("take") == [(1,), (2,)]
+    [(indices, version, moved)] = pool[0].calls("place")
+    # The object itself does not come to the control unit.
     assert (indices, version, moved.value) == ([1], 6, ("TEB", 1, 0))
-    assert [entry[0] for entry in devices[2].said("place")] == [[2]]
-    assert devices[0].said("settle") == []
-    assert (placement.moved_blocks, placement.moved_bytes) == (2, 20)
+    assert [entry[0] for entry in pool[2].calls("place")] == [[2]] and len(pool[0].calls("settle")) == 1
+    assert pool.started[-1] == ([0, 2], {0, 1, 2})
     placement.place(segments(2, 0, 2))
-    assert (placement.moved_blocks, placement.moved_bytes) == (2, 20)
+    assert (placement.moved_blocks, placement.moved_bytes, placement.move_s) == (2, 20, 3.0)
+    assert placement.seconds_of_move(4) == 6.0
 
 
-def test_a_move_that_fails_leaves_nothing_sure_and_the_next_plan_asks(cluster):
-    placement, devices = cluster
-    placement.place(segments(1, 2, 1))
-    devices[0].answers["place"] = ended()
-    with pytest.raises(DeviceFault):
-        placement.place(segments(2, 1, 1))
-    assert not placement.sure
-    del devices[0].answers["place"]
+def test_a_device_that_joins_a_sure_placement_is_emptied_first(cluster):
+    placement, pool = cluster
+    placement.place(segments(2, 2, 0))
+    placement.stepped(3)
+    pool[2].held = {1: 1}
     placement.place(segments(2, 1, 1))
-    assert placement.sure and len(devices[0].said("settle")) == 2
-    assert placement.moved_blocks == 0
+    assert pool.held[1:] == [{2: 0}, {3: 3}]
+    assert [entry[:3] for entry in pool[2].calls("put_back")] == [([], [], 3)] and len(pool[2].calls("settle")) == 1
+    placement.place(segments(2, 2, 0))
+    placement.place(segments(2, 1, 1))
+    assert len(pool[2].calls("settle")) == 1
+    [(lineage,)] = pool[2].calls("settle")
+    assert lineage == pool[0].calls("settle")[0][0] and len(lineage) == 32
 
 
-def test_after_a_doubt_what_is_after_the_last_commit_stays_and_the_rest_is_put_back(cluster):
-    placement, devices = cluster
+def test_after_a_doubt_tebs_of_the_last_commit_stay_and_the_others_are_put_back(cluster):
+    placement, pool = cluster
     placement.place(segments(1, 2, 1))
+    assert placement.seconds_of_move(2) == 1.0
     placement.stepped(4)
-    for device in devices:
+    for device in pool.devices:
         device.held = dict.fromkeys(device.held, 4)
-    placement.commit(segments(1, 2, 1), {k: Reference(f"copy of {k}") for k in range(3)}, 300)
-    assert placement.committed == 4
+    placement.commit(segments(1, 2, 1), {k: Reference(f"copy of {k}") for k in range(3)}, 300 * 10**9)
+    assert placement.committed == 4 and placement.is_committed
+    assert placement.seconds_of_move(2) == 1.0 + 2 * 75e9 / 5e7
     placement.stepped(5)
     # The first has taken a step more, the last one has lost what it had.
-    devices[0].held, devices[2].held = {0: 5}, {}
+    pool[0].held, pool[2].held = {0: 5}, {}
     placement.doubt()
-    assert not placement.sure
-    before = placement.restored_bytes
-    for device in devices:
-        device.asked.clear()
+    assert not placement.sure and not placement.can_move
     placement.place(segments(1, 2, 1))
-    found = [device.said("put_back")[0] for device in devices]
-    copies = [[copy.value for copy in entry[4:]] for entry in found]
-    assert [(entry[0], entry[1], entry[2]) for entry in found] == [
-        ([], [(0, 0)], 4),
-        ([1, 2], [], 4),
-        ([], [(3, 0)], 4),
-    ]
-    assert copies == [["copy of 0"], [], ["copy of 2"]]
-    assert {device: copies.value for device, copies in placement.snapshots.by_device.items()} == {
-        k: f"copy of {k}" for k in range(3)
-    }
-    assert placement.restored_bytes - before == 14
-    # All devices say it to the same control unit, and another one has another name.
-    [lineage] = {entry for device in devices for entry in device.said("settle")}
-    assert lineage != (cluster_lineage(),) and len(lineage[0]) == 32
+    put_back = [device.calls("put_back")[1] for device in pool.devices]
+    assert [entry[:3] for entry in put_back] == [([], [(0, 0)], 4), ([1, 2], [], 4), ([], [(3, 0)], 4)]
+    assert [[copy.value for copy in entry[4:]] for entry in put_back] == [["copy of 0"], [], ["copy of 2"]]
+    assert placement.restored_bytes == 28 + 14 and placement.is_committed
     # From here on TEBs move with the step that they are after again.
     placement.place(segments(2, 1, 1))
-    assert devices[0].said("place")[0][1] == 4
-
-
-def cluster_lineage():
-    return BlockPlacement(DevicePool("x", SPEC, OptimizerConfig(name="sgd"), RuntimeConfig(), Placement()), {})._lineage
-
-
-def test_idle_devices_alone_may_have_ended_themselves(cluster):
-    placement, devices = cluster
-    placement.place(segments(2, 2, 0))
-    placement.place(segments(2, 0, 2))
-    for device in devices:
-        device.asked.clear()
-    # Who holds something is not asked whether it is there.
-    placement.place(segments(1, 2, 1))
-    assert [device.said("alive") for device in devices] == [[], [()], []]
-
-
-class Fetched(ScriptedRay):
-    """Says when copies are fetched."""
-
-    def __init__(self):
-        super().__init__()
-        self.fetched = threading.Event()
-        self.fetches = []
-
-    def wait(self, references, num_returns=1, timeout=None, fetch_local=True):
-        self.fetches.append(([r.value for r in references], num_returns, timeout, fetch_local))
-        self.fetched.set()
-        return references, []
-
-
-def copied(monkeypatch, ray=None):
-    monkeypatch.setattr(snapshots, "ray", ray or Fetched())
-    made = Snapshots(12.0)
-    made.commit({k: Reference(f"copy of {k}") for k in (0, 2)}, {0: [0, 1], 2: [2, 3]}, 9, 102)
-    return made
+    assert pool[0].calls("place")[0][1] == 4
 
 
 def moved(value):
     return MovedBlock({"w": torch.tensor([value])}, {"w/step": torch.tensor(2.0)})
 
 
-def test_a_copy_of_every_device_is_counted_and_fetched_in_the_background(monkeypatch):
-    ray = Fetched()
-    made = copied(monkeypatch, ray)
-    assert (made.version, made.taken, made.bytes) == (9, 1, 102)
-    assert within(20.0, ray.fetched.wait, 20.0)
-    assert ray.fetches == [(["copy of 0", "copy of 2"], 2, 12.0, True)]
-    assert {device: copies.value for device, copies in made.by_device.items()} == {0: "copy of 0", 2: "copy of 2"}
-    made.commit({1: Reference("copy of 1")}, {1: [0, 1, 2, 3]}, 10, 100)
-    assert (made.version, made.taken, made.bytes) == (10, 2, 202)
-    assert {device: copies.value for device, copies in made.by_device.items()} == {1: "copy of 1"}
+def test_tebs_come_from_the_last_commit_or_a_checkpoint_or_are_new(monkeypatch):
+    fetches, fetched = [], threading.Event()
 
+    def wait(references, **options):
+        fetches.append(([reference.value for reference in references], options))
+        fetched.set()
 
-def test_each_copy_is_handed_on_once_for_all_its_tebs(monkeypatch):
-    made = copied(monkeypatch)
-    places, copies = made.sources([3, 0, 2, 1])
-    assert places == [(3, 0), (0, 1), (2, 0), (1, 1)]
-    assert [copy.value for copy in copies] == ["copy of 2", "copy of 0"]
-    assert made.sources([]) == ([], [])
-
-
-def test_a_teb_without_a_copy_comes_from_the_checkpoint_or_is_new(monkeypatch):
+    monkeypatch.setattr(snapshots, "ray", SimpleNamespace(wait=wait))
     made = Snapshots(12.0)
+    assert (made.version, made.taken, made.bytes, made.fetch_s) == (0, 0, 0, 0.0)
     made.restore({1: moved(5.0), 3: moved(7.0)})
-    places, copies = made.sources([0, 1, 2, 3])
-    assert places == [(0, -1), (1, 0), (2, -1), (3, 1)]
-    assert [float(MovedBlock.from_arrays(copies[k][i]).weights["w"]) for k, i in enumerate((1, 3))] == [5.0, 7.0]
-
-
-def test_the_first_commit_takes_the_place_of_the_checkpoint(monkeypatch):
-    monkeypatch.setattr(snapshots, "ray", Fetched())
-    made = Snapshots(12.0)
-    made.restore({0: moved(5.0), 4: moved(6.0)})
-    made.commit({0: Reference("copy")}, {0: [0]}, 1, 1)
-    places, [copy] = made.sources([0, 4])
-    assert places == [(0, 0), (4, -1)] and copy.value == "copy"
+    assert made.sources([0, 1, 2, 3])[0] == [(0, -1), (1, 0), (2, -1), (3, 1)]
+    made.commit({k: Reference(f"copy of {k}") for k in (2, 0)}, {0: [0, 1], 2: [2, 3]}, 9, 102)
+    assert (made.version, made.taken, made.bytes) == (9, 1, 102)
+    # Each copy comes here in the background, and is handed on once for all its TEBs.
+    assert within(20.0, fetched.wait, 20.0)
+    assert fetches == [(["copy of 2", "copy of 0"], {"num_returns": 2, "timeout": 12.0, "fetch_local": True})]
+    places, copies = made.sources([3, 0, 2, 1, 4])
+    assert places == [(3, 0), (0, 1), (2, 0), (1, 1), (4, -1)]
+    assert [copy.value for copy in copies] == ["copy of 2", "copy of 0"] and made.sources([]) == ([], [])

@@ -7,14 +7,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from client_pipeline.run_identity import RunIdentity
-from client_pipeline.runtime.cluster_checkpoint import (
+from client_pipeline.runtime.control_unit.cluster_checkpoint import (
     CLUSTER_CHECKPOINT_FORMAT,
     ClusterCheckpoint,
-    clear_checkpoints,
     read_checkpoint,
     write_checkpoint,
 )
-from client_pipeline.runtime.moved_block import MovedBlock
+from client_pipeline.runtime.stage.moved_block import MovedBlock
 
 OURS = RunIdentity("run-a", "config-a")
 
@@ -60,25 +59,6 @@ def test_all_of_a_control_unit_comes_back(tmp_path):
     assert_same(read(path.parent, 7), written)
 
 
-def test_four_rounds_are_kept_and_older_ones_go(tmp_path):
-    for round_ in range(1, 6):
-        write_checkpoint(tmp_path, checkpoint(round_))
-        assert names(tmp_path) == [file_of(kept) for kept in range(max(1, round_ - 3), round_ + 1)]
-
-
-@pytest.mark.parametrize(("round_", "every", "number"), [(1, 1, 1), (1, 3, 3), (3, 3, 3), (4, 3, 6), (6, 3, 6)])
-def test_a_round_is_written_under_the_number_of_the_next_commit(tmp_path, round_, every, number):
-    assert write_checkpoint(tmp_path, checkpoint(round_), every).name == file_of(number)
-    assert read(tmp_path, number).round == round_
-
-
-def test_rounds_between_two_commits_replace_each_other(tmp_path):
-    for round_ in (4, 5):
-        write_checkpoint(tmp_path, checkpoint(round_, float(round_)), every=3)
-    assert names(tmp_path) == [file_of(6)]
-    assert_same(read(tmp_path, 6), checkpoint(5, 5.0))
-
-
 def test_a_run_goes_on_from_the_newest_round_that_was_committed_and_drops_those_that_were_not(tmp_path):
     for round_ in (1, 2, 3, 4):
         write_checkpoint(tmp_path, checkpoint(round_, float(round_)))
@@ -88,7 +68,7 @@ def test_a_run_goes_on_from_the_newest_round_that_was_committed_and_drops_those_
 
 def test_a_cluster_that_missed_the_last_rounds_goes_on_from_its_own_last_one(tmp_path):
     write_checkpoint(tmp_path, checkpoint(2))
-    assert read(tmp_path, 9).round == 2
+    assert read(tmp_path, 9).round == 2 and read(tmp_path, 9).pending_round == 0
     assert read(tmp_path, 1) is None
     assert names(tmp_path) == []
 
@@ -100,10 +80,6 @@ def test_files_of_another_run_go_and_older_ones_of_this_run_count(tmp_path):
     write_checkpoint(tmp_path, checkpoint(3, identity=RunIdentity("run-b", "config-b")))
     assert_same(read(tmp_path, 3), checkpoint(1, 1.0))
     assert names(tmp_path) == [file_of(1)]
-
-
-def test_a_folder_that_is_not_there_has_no_round(tmp_path):
-    assert read(tmp_path / "none", 3) is None
 
 
 @pytest.mark.parametrize(
@@ -161,15 +137,3 @@ def test_a_torn_file_and_one_of_another_format_are_named(tmp_path):
     path.write_bytes(b"\x01" * 40)
     with pytest.raises(ValueError, match=r"round-000001\.safetensors: expected a control unit's checkpoint"):
         read(tmp_path, 1)
-
-
-def test_what_a_killed_process_left_aside_goes_and_what_is_not_a_round_stays(tmp_path):
-    write_checkpoint(tmp_path, checkpoint(1))
-    others = ["round-x.safetensors", "round-12.safetensors", "notes.txt"]
-    for name in (*others, ".round-000002.safetensors.aside-1-2"):
-        (tmp_path / name).write_text("x")
-    assert read(tmp_path, 5).round == 1
-    assert names(tmp_path) == sorted([*others, file_of(1)])
-    (tmp_path / ".round-000002.safetensors.aside-1-2").write_text("x")
-    clear_checkpoints(tmp_path)
-    assert names(tmp_path) == sorted(others)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from client_pipeline.runtime.control_unit_actor import ControlUnitActor
-from client_pipeline.runtime.round_order import RoundResult
+from client_pipeline.runtime.control_unit.control_unit_actor import ControlUnitActor
+from client_pipeline.runtime.control_unit.round_order import RoundResult
 from helpers.actor_cases import order, setup_of
 
 
@@ -40,3 +40,12 @@ def test_weights_come_and_go_as_arrays_and_what_may_only_be_read_is_copied(actor
     }
     assert all(isinstance(weight, np.ndarray) for weight in result.weights.values())
     assert shared.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_the_result_of_the_last_round_is_kept_and_an_actor_without_a_unit_counts_as_used():
+    actor = ControlUnitActor(setup_of("kept"))
+    assert actor.in_use() and actor.kept(1) == []
+    for number in (1, 2):
+        actor.keep(number, [f"result {number}"])
+    assert actor.kept(2) == ["result 2"] and actor.kept(1) == []
+    actor.close()

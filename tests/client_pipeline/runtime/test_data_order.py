@@ -2,7 +2,7 @@
 
 import pytest
 
-from client_pipeline.runtime.data_order import DataOrder
+from client_pipeline.runtime.control_unit.data_order import DataOrder
 
 
 def test_every_epoch_has_each_example_once_in_another_order():

@@ -1,24 +1,22 @@
-"""Which nodes of a cluster's Ray stand for its devices, and whether they can run what the control unit runs."""
+"""Nodes of a cluster's Ray that stand for its devices, and the check of their release."""
 
 import socket
 
 import pytest
-from ray import exceptions
 
-from client_pipeline.runtime import device_nodes as ray_nodes
-from client_pipeline.runtime.device_nodes import (
+from client_pipeline.runtime.devices import device_nodes as ray_nodes
+from client_pipeline.runtime.devices.device_nodes import (
     check_answers,
     check_devices,
     code_digest,
-    device_nodes,
-    device_software,
     joined_devices,
     software,
     wait_for_devices,
 )
-from client_pipeline.runtime.machine import machine_facts
-from client_pipeline.runtime.placement import Placement
-from helpers.scripted_ray import PENDING, Reference, ScriptedRay, failed
+from client_pipeline.runtime.ray.machine import machine_facts
+from client_pipeline.runtime.ray.placement import RESERVED, Placement
+from helpers.clocks import Clock
+from helpers.scripted_ray import PENDING, Reference, ScriptedRay
 
 
 def node(address, *names, alive=True):
@@ -69,36 +67,9 @@ def ray_of(monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Time that passes while somebody sleeps."""
-
-    class Clock:
-        now = 0.0
-        slept = 0
-
-        def monotonic(self):
-            return self.now
-
-        def sleep(self, seconds):
-            self.now += seconds
-            self.slept += 1
-
-    made = Clock()
+    made = Clock(now=0.0)
     monkeypatch.setattr(ray_nodes, "time", made)
     return made
-
-
-def test_an_actor_goes_to_its_device_where_devices_are_nodes_and_keeps_nobody_out():
-    assert Placement().device_options(3) == {} and not Placement().spread
-    spread = Placement(ray_address="10.0.0.1:6379")
-    [(name, share)] = spread.device_options(3)["resources"].items()
-    # An actor of the run before may still be there.
-    assert spread.spread and name == "collapipe-device-3" and 0 < share <= 0.5
-
-
-@pytest.mark.parametrize("address", ["", "auto", "local"])
-def test_an_address_without_a_host_is_not_asked(monkeypatch, address):
-    monkeypatch.setattr(socket, "create_connection", None)
-    check_answers(address)
 
 
 def test_an_address_where_somebody_listens_passes_and_another_does_not():
@@ -109,20 +80,6 @@ def test_an_address_where_somebody_listens_passes_and_another_does_not():
         check_answers(address)
     with pytest.raises(ValueError, match="Ray's address"):
         check_answers("10.0.0.1")
-
-
-def test_nodes_stand_for_the_devices_that_they_name(ray_of):
-    ray_of(
-        [
-            node("10.0.0.1"),
-            node("10.0.0.2", "collapipe-device-12"),
-            node("10.0.0.3", "collapipe-device-0", "collapipe-device-3"),
-            node("10.0.0.4", "collapipe-device-5", alive=False),
-            node("10.0.0.5", "collapipe-device-x", "other-device-7", "collapipe-device-8-spare"),
-        ]
-    )
-    assert joined_devices() == {12: "10.0.0.2", 0: "10.0.0.3", 3: "10.0.0.3"}
-    assert device_nodes()[12]["Resources"]["collapipe-device-12"] == 1.0
 
 
 def test_two_nodes_cannot_be_the_same_device(ray_of):
@@ -137,9 +94,9 @@ MORE = node("10.0.0.9", "collapipe-device-9")
 
 def test_devices_are_waited_for_until_all_have_joined_and_others_do_not_count(ray_of, clock):
     ray_of([MORE], [ONE, MORE], [TWO, ONE, MORE])
-    found = wait_for_devices(2, timeout_s=60.0)
+    found = wait_for_devices(2, timeout_s=240.0)
     assert list(found.items()) == [(0, "10.0.0.1"), (1, "10.0.0.2")]
-    assert clock.slept == 2
+    assert len(clock.slept) == 2
 
 
 def test_devices_that_do_not_join_are_named_in_the_end(ray_of, clock):
@@ -159,13 +116,6 @@ def test_a_cluster_goes_on_with_those_that_came_where_they_are_enough(ray_of, cl
     else:
         with pytest.raises(ValueError, match="devices 1 of 2 have not joined"):
             wait_for_devices(2, timeout_s=4.0, least=least)
-
-
-def test_nobody_is_needed_where_a_cluster_has_no_devices(ray_of, clock):
-    ray_of([])
-    assert wait_for_devices(0, timeout_s=4.0) == {} and clock.slept == 0
-    with pytest.raises(ValueError, match=r"devices 0 of 1 .*\(joined: none\)"):
-        wait_for_devices(1, timeout_s=4.0)
 
 
 def digest_of(monkeypatch, root):
@@ -191,53 +141,6 @@ def test_the_digest_is_that_of_the_packages_sources_whatever_lies_around_them(mo
     assert len({before, renamed, digest_of(monkeypatch, tmp_path)}) == 3
 
 
-def test_a_process_says_its_code_and_the_versions_that_matter():
-    import ray
-    import torch
-
-    found = software()
-    assert found.pop("code") == code_digest()
-    assert found == machine_facts() and found["python"].startswith("3.")
-    assert (found["ray"], found["torch"]) == (ray.__version__, torch.__version__)
-
-
-def test_each_device_is_asked_on_its_own_node_without_a_processor(ray_of):
-    ray = ray_of([])
-    ray.answers = {"collapipe-device-0": {"code": "x"}, "collapipe-device-4": PENDING}
-    found = device_software({0: "10.0.0.1", 4: "10.0.0.2"}, timeout_s=7.0)
-    assert found == {0: {"code": "x"}, 4: "no answer within 7 s"}
-    # A device need not offer any.
-    assert [(function, settings) for function, settings, _ in ray.asked] == [(software, {"num_cpus": 0})] * 2
-    assert all(0 < share <= 0.5 for *_, resources in ray.asked for share in resources.values())
-
-
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (failed(ImportError("no torch")), "ImportError: no torch"),
-        (exceptions.RuntimeEnvSetupError("broken"), "RuntimeEnvSetupError: "),
-    ],
-)
-def test_a_device_that_cannot_answer_says_why(ray_of, error, message):
-    ray_of([]).answers = {"collapipe-device-0": error}
-    assert device_software({0: "10.0.0.1"})[0].startswith(message)
-
-
-def test_all_devices_answer_within_one_time(ray_of, monkeypatch, clock):
-    ray = ray_of([])
-    ray.answers = {f"collapipe-device-{k}": PENDING for k in range(3)}
-    timeouts, get = [], ray.get
-
-    def slow(reference, timeout):
-        timeouts.append(timeout)
-        clock.now += 4.0
-        return get(reference, timeout)
-
-    monkeypatch.setattr(ray, "get", slow)
-    device_software(dict.fromkeys(range(3), "10.0.0.1"), timeout_s=6.0)
-    assert timeouts == [6.0, 2.0, 0.1]
-
-
 def test_devices_of_the_same_release_pass_and_another_is_refused_with_both_digests(ray_of):
     ray = ray_of([])
     ray.answers = {"collapipe-device-0": software(), "collapipe-device-1": {**software(), "code": "feed"}}
@@ -250,3 +153,28 @@ def test_a_device_that_does_not_answer_cannot_run_the_product(ray_of):
     ray_of([]).answers = {"collapipe-device-1": PENDING}
     with pytest.raises(ValueError, match=r"device 1 at 10\.0\.0\.2: cannot run CollaPipe: no answer within 3 s"):
         check_devices({1: "10.0.0.2"}, timeout_s=3.0)
+
+
+def test_a_device_that_has_left_its_address_is_named_at_once(ray_of):
+    """After 120 s a wrong remedy was given: to install the same release on a machine whose address had changed."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        away = node("127.0.0.1", "collapipe-device-1") | {"NodeManagerPort": port}
+        ray_of([away]).answers = {"collapipe-device-1": PENDING}
+        with pytest.raises(
+            ValueError, match=rf"device 1 at 127\.0\.0\.1: .*nobody answers at 127\.0\.0\.1:{port} .*--host"
+        ):
+            check_devices({1: "127.0.0.1"})
+
+
+def test_devices_of_a_placement_are_in_this_ray_unless_it_names_one_or_hosts_them_together():
+    alone = Placement()
+    assert (alone.spread, alone.num_devices, alone.shared_actor) == (False, 0, "")
+    assert (alone.shared_actor_of(3), alone.memory_of(3), alone.device_options(3)) == ("", 0.0, {})
+    spread = Placement(ray_address="10.0.0.1:6379", num_devices=2, device_memory=(1e6, 2e6))
+    assert spread.spread and spread.memory_of(1) == 2e6
+    [(_, share)] = spread.device_options(1)["resources"].items()
+    # A share so small that an actor which takes a crashed one's place finds room.
+    assert spread.device_options(0) != spread.device_options(1) and 0 < share == RESERVED <= 0.01
+    assert Placement(shared_actors=("a", "b")).shared_actor_of(1) == "b"

@@ -1,33 +1,23 @@
 """Faults on purpose: what is drawn, when it strikes and whom, and the files that speak of it."""
 
 import json
-import os
 import signal
 from dataclasses import fields
 
 import pytest
 import torch
 
-from client_pipeline.partition.micro_batches import StepId
-from client_pipeline.runtime import fault_files, fault_injection
+from client_pipeline.partition.dropout_seed import StepId
+from client_pipeline.runtime.control_unit import fault_injection
+from client_pipeline.runtime.control_unit.fault_files import forget, keep, note_injected, read_injected, recorded_faults
+from client_pipeline.runtime.control_unit.fault_injection import FaultInjector, draw_faults, server_dies
 from client_pipeline.runtime.fault_config import INJECTED_KINDS, FaultConfig
-from client_pipeline.runtime.fault_files import forget, keep, note_injected, read_injected, recorded_faults
-from client_pipeline.runtime.fault_injection import FaultInjector, InjectedFault, draw_faults, server_dies
-from client_pipeline.runtime.faults import FaultRecord
+from client_pipeline.runtime.transport.faults import FaultRecord
 
 PID = 1 << 30
 """A process that no system has."""
 OF_CLUSTERS = [kind for kind in INJECTED_KINDS if kind != "server"]
 ALL = FaultConfig(**dict.fromkeys(INJECTED_KINDS, 1.0), seed=3)
-
-
-@pytest.mark.parametrize("kind", INJECTED_KINDS)
-def test_a_rate_is_a_probability(kind):
-    for rate in (0.0, 1.0):
-        assert FaultConfig(**{kind: rate}).any == (rate > 0)
-    for rate in (-0.01, 1.01, float("nan")):
-        with pytest.raises(ValueError, match=rf"faults\.{kind}: expected a probability from 0 to 1, found {rate}"):
-            FaultConfig(**{kind: rate})
 
 
 @pytest.mark.parametrize(
@@ -58,11 +48,6 @@ def test_a_draw_follows_from_seed_round_and_cluster_alone():
     assert len(places) == 4
     # Each kind has a draw of its own.
     assert len({fault.place for fault in drawn}) == len(drawn)
-
-
-def test_one_kinds_rate_does_not_change_what_becomes_of_another():
-    alone = draw_faults(FaultConfig(nan=1.0, seed=3), 4, 2, 5)
-    assert alone == [fault for fault in draw_faults(ALL, 4, 2, 5) if fault.kind == "nan"]
 
 
 def test_faults_come_as_often_as_their_rate_says_in_any_step_and_at_any_moment():
@@ -179,22 +164,6 @@ def test_a_device_is_killed_once_at_the_moment_that_was_drawn(tmp_path, signals,
     assert injector.since(device) is not None and injector.since((device + 1) % 3) is None
 
 
-def test_the_last_device_is_chosen_by_the_largest_draw_and_no_other(tmp_path, signals):
-    for share, device in ((0.0, 0), (0.34, 1), (0.999, 2), (1.0, 2)):
-        injector = injector_of(tmp_path, "device")
-        injector._due_faults = [InjectedFault(kind="device", step=1, moment="F", place=0.0, device_share=share)]
-        injector.arrived(1, "F", 0, 4, PIDS)
-        assert signals.pop() == (PID + device, signal.SIGKILL)
-
-
-def test_a_device_that_is_gone_already_does_not_disturb(tmp_path, monkeypatch):
-    def gone(pid, number):
-        raise ProcessLookupError
-
-    monkeypatch.setattr(fault_injection.os, "kill", gone)
-    assert len(all_moments(injector_of(tmp_path, "device"), PIDS)) == 1
-
-
 def test_a_device_has_one_fault_in_a_round_and_none_is_left_for_more(tmp_path, signals, shells):
     injector = injector_of(tmp_path, "device", "freeze", "slow")
     all_moments(injector, {0: PID, 1: PID + 1})
@@ -214,27 +183,6 @@ def test_a_device_freezes_for_the_time_that_is_set(tmp_path, shells):
     # It goes on by itself, also after the round.
     injector.end_round()
     assert not shell.ended
-
-
-def test_a_slow_device_stands_still_for_most_of_the_time_until_the_round_ends(tmp_path, shells):
-    injector = injector_of(tmp_path, "slow", slow_factor=5.0)
-    all_moments(injector, {4: PID + 4})
-    [shell] = shells
-    pid, owner, stands_s, runs_s = shell.arguments
-    assert shell.script == fault_injection._SLOW and (pid, owner) == (PID + 4, os.getpid())
-    assert (stands_s + runs_s) / runs_s == pytest.approx(5.0) and runs_s > 0
-    assert not shell.ended
-    injector.end_round()
-    assert shell.ended and injector._slowing == [] and injector._shells == []
-
-
-def test_the_control_unit_kills_itself_after_it_has_said_so(tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        fault_injection.os, "kill", lambda pid, number: seen.append((pid, number, len(read_injected(tmp_path))))
-    )
-    all_moments(injector_of(tmp_path, "cluster"), PIDS)
-    assert seen == [(os.getpid(), signal.SIGKILL, 1)]
 
 
 @pytest.mark.parametrize(("kind", "for_s"), [("stream", 0.0), ("partition", 4.0)])
@@ -267,30 +215,11 @@ def test_the_activations_of_one_micro_batch_become_nan(tmp_path):
     assert [line["kind"] for line in read_injected(tmp_path)] == ["nan"]
 
 
-def test_without_faults_the_link_stays_as_it_is(tmp_path):
-    link = Link()
-    injector = FaultInjector(FaultConfig(), 1, 2, tmp_path)
-    assert injector.begin_round(1, link) is link
-    assert all_moments(injector, PIDS) == []
-    assert FaultInjector(FaultConfig(stream=1.0), 1, 2, tmp_path).begin_round(1, link) is link
-
-
 # The files.
 
 
 def record(**changes):
     return FaultRecord(**{"kind": "device", "cluster": 0, "round": 3, "recovered": False, **changes})
-
-
-def test_lines_add_up_and_one_that_was_torn_does_not_count(tmp_path):
-    folder = tmp_path / "a" / "cluster-0"
-    note_injected(folder, "device", 1, cluster=0, device=2)
-    note_injected(folder, "nan", 2, cluster=0)
-    with (folder / fault_files.INJECTED).open("a") as file:
-        file.write('{"kind": "str')
-    found = read_injected(folder)
-    assert [(line["kind"], line["round"], line.get("device")) for line in found] == [("device", 1, 2), ("nan", 2, None)]
-    assert all(line["time"] > 1e9 for line in found)
 
 
 def test_records_of_the_round_in_progress_outlive_the_process(tmp_path):
@@ -306,12 +235,6 @@ def test_records_of_the_round_in_progress_outlive_the_process(tmp_path):
     assert [path.name for path in folder.iterdir()] == ["faults.json"]
 
 
-def test_where_there_is_no_folder_nothing_is_kept(tmp_path):
-    note_injected(None, "device", 1)
-    keep(None, 1, [record()])
-    assert read_injected(tmp_path) == [] and recorded_faults(tmp_path, 1) == []
-
-
 def test_a_new_run_forgets_both_files_of_an_older_one_and_no_other(tmp_path):
     note_injected(tmp_path, "device", 1)
     keep(tmp_path, 1, [record()])
@@ -319,7 +242,3 @@ def test_a_new_run_forgets_both_files_of_an_older_one_and_no_other(tmp_path):
     forget(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["other.json"]
     forget(tmp_path)
-
-
-def test_a_fault_without_anybody_to_strike_is_not_noted(tmp_path):
-    assert all_moments(injector_of(tmp_path, "device", "freeze", "slow"), {}) == []

@@ -5,17 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from client_pipeline.runtime.event_simulator import StageTimes, simulate_pipeline, stage_times
-from client_pipeline.runtime.schedules import SCHEDULES, actions, splits_backward
-from client_pipeline.system.latency import (
-    flow_shop_latency,
-    gpipe_latency,
-    link_time,
-    micro_batch_work,
-    stage_time,
-    teb_time,
-)
-from helpers.oracles import makespan
+from client_pipeline.system.latency import flow_shop_latency
+from client_pipeline.timetable.event_simulator import StageTimes, simulate_pipeline, stage_times
+from client_pipeline.timetable.schedules import SCHEDULES, actions, splits_backward
+from helpers.oracles import gpipe_latency, makespan
 
 SIZES = [(1, 1), (1, 5), (2, 1), (2, 3), (3, 8), (5, 2), (6, 14)]
 
@@ -145,33 +138,9 @@ def test_every_action_starts_the_moment_its_device_and_its_input_allow(schedule,
             assert event.end - event.start == pytest.approx({"z": z, "g": g, "zg": z + g}[event.kind], abs=1e-12)
 
 
-def test_1f1b_never_holds_more_than_s_activations():
-    found = simulate_pipeline("1f1b", *own_times(np.random.default_rng(4), 4, 9))
-    for stage in range(4):
-        held = most = 0
-        for event in sorted((e for e in found.events if e.place == stage and e.kind in "FB"), key=lambda e: e.start):
-            held += 1 if event.kind == "F" else -1
-            most = max(most, held)
-        assert held == 0
-        assert most == 4 - stage
-
-
-def test_weight_gradients_that_wait_shorten_a_step_and_take_nothing_from_one_without():
-    generator = np.random.default_rng(8)
-    for num_stages, m in ((2, 4), (4, 8), (6, 6)):
-        forward, backward = np.ones((num_stages, m)), 2 * np.ones((num_stages, m))
-        no_time = np.zeros((num_stages - 1, m))
-        one_part = simulate_pipeline("1f1b", forward, backward, no_time, no_time).makespan
-        in_two = simulate_pipeline("zb-h1", forward, backward, no_time, no_time, backward / 2).makespan
-        assert (one_part, in_two) == (3 * (m + num_stages - 1), 3 * m + num_stages - 1)
-        times = own_times(generator, num_stages, m)
-        frozen = times._replace(weight_s=0 * times.weight_s)
-        assert simulate_pipeline("zb-h1", *frozen).makespan == simulate_pipeline("1f1b", *frozen).makespan
-
-
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_links_of_several_modes_and_a_last_stage_that_answers_are_the_longest_path(schedule):
-    """As in the system: devices that wait for their links, and a radio that sends while the last device goes on."""
+    """Devices wait for their links, as in the system, and a radio sends while the last device goes on."""
     generator = np.random.default_rng(9)
     for num_stages, m in itertools.product((2, 3, 5), (1, 4, 7)):
         times = own_times(generator, num_stages, m)
@@ -214,38 +183,6 @@ def test_times_of_stages_follow_the_micro_batches():
     assert g.tolist() == [[3.5, 2.5]]
 
 
-@pytest.mark.parametrize("scaling", ["microbatch", "sample"])
-def test_equal_micro_batches_take_what_the_planner_says(scaling):
-    """The virtual clock and the formulas that a plan is made with agree where b = 12 divides by m = 4."""
-    blocks, phi, f, rate = [3, 2, 1], [10.0, 14.0, 20.0], [2.0, 1.0, 0.5], [5.0, 7.0, 9.0]
-    times = stage_times(
-        num_blocks=blocks,
-        speed=[p * q for p, q in zip(phi, f, strict=True)],
-        link_rate=rate,
-        micro_batches=[3] * 4,
-        o_f=8.0,
-        o_b=6.0,
-        o_b_scaling=scaling,
-        t0=0.3,
-        z_bits=4.0,
-        g_bits=2.0,
-        act_scaling=scaling,
-        lat=0.2,
-    )
-    teb = teb_time(micro_batch_work(8.0, 6.0, 3.0, scaling), np.array(phi), np.array(f), 0.3)
-    link = link_time(6.0 * (3 if scaling == "sample" else 1), np.array(rate), 0.2) * [1, 1, 0]
-    expected = flow_shop_latency(stage_time(np.array(blocks), teb, link).tolist(), 4)
-    assert simulate_pipeline("fused", *times).makespan == pytest.approx(expected, rel=1e-12)
-
-
-def test_a_backward_pass_may_be_weight_gradients_alone():
-    forward, nothing = np.ones((2, 3)), np.zeros((1, 3))
-    # By rounding the part may be more than the whole.
-    parts = [0.3 * 7 / 3 * np.ones((2, 3)), np.nextafter(0.3 * 7 / 3, 2) * np.ones((2, 3))]
-    whole, more = (simulate_pipeline("zb-h1", forward, parts[0], nothing, nothing, weight_s) for weight_s in parts)
-    assert whole.makespan == more.makespan
-
-
 def test_mistakes_are_named():
     times = own_times(np.random.default_rng(6), 2, 3)
     with pytest.raises(ValueError, match="links: expected one of blocking, overlapping, shared, found 'fast'"):
@@ -260,21 +197,3 @@ def test_mistakes_are_named():
         simulate_pipeline("gpipe", times[0], times[1], times[2][:, :2], times[3])
     with pytest.raises(ValueError, match="weight_s: expected a part of each backward pass"):
         simulate_pipeline("gpipe", *times[:4], 2 * times[1])
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_inputs_that_come_one_after_the_other_are_a_stage_that_computes_nothing(schedule):
-    """A slow way in is a link before the first stage; the first input is there when the clock begins."""
-    times = own_times(np.random.default_rng(3), 3, 5)
-    input_s = np.array([0.0, 2.0, 4.5, 5.0, 9.0])
-    late = simulate_pipeline(schedule, *times, input_s=input_s)
-    starts = {event.micro_batch: event.start for event in late.events if event.kind == "F" and event.place == 0}
-    assert all(starts[i] >= arrival for i, arrival in enumerate(input_s))
-    assert late.makespan > simulate_pipeline(schedule, *times).makespan
-    assert simulate_pipeline(schedule, *times, input_s=np.zeros(5)) == simulate_pipeline(schedule, *times)
-    # Inputs that are there before their turn cost nothing.
-    assert simulate_pipeline(
-        schedule, *times, input_s=np.array([0.0, 0.01, 0.02, 0.03, 0.04])
-    ).makespan == pytest.approx(simulate_pipeline(schedule, *times).makespan)
-    with pytest.raises(ValueError, match="input_s: expected a time for each of 5 inputs"):
-        simulate_pipeline(schedule, *times, input_s=np.zeros(4))

@@ -1,10 +1,10 @@
-"""What the system says of a machine: its clock and its free memory."""
+"""Facts of a machine from its system: clock and free memory."""
 
 from pathlib import Path
 
 import psutil
 
-from client_pipeline.runtime.machine import (
+from client_pipeline.runtime.ray.machine import (
     FALLBACK_FREQUENCY_HZ,
     available_memory,
     clock_frequency,
@@ -26,17 +26,6 @@ def test_the_clock_is_the_systems_or_one_gigahertz(tmp_path):
     assert clock_frequency(tmp_path) == 2.3e9
     files(tmp_path, sys__devices__system__cpu__cpu0__cpufreq__cpuinfo_max_freq="3500000\n")
     assert clock_frequency(tmp_path) == 3.5e9
-
-
-def test_a_clock_that_the_system_does_not_know_is_another_files(tmp_path):
-    files(tmp_path, proc__cpuinfo="cpu MHz : 0.000\n")
-    assert clock_frequency(tmp_path) == FALLBACK_FREQUENCY_HZ
-    files(tmp_path, proc__cpuinfo="cpu MHz : unknown\ncpu MHz : 800.0\n")
-    for text in ("0\n", "-1\n", "\n", "unknown\n"):
-        files(tmp_path, sys__devices__system__cpu__cpu0__cpufreq__cpuinfo_max_freq=text)
-        assert clock_frequency(tmp_path) == 8e8
-    files(tmp_path, proc__cpuinfo="cpu MHz : 1 2\n")
-    assert clock_frequency(tmp_path) == 1e6
 
 
 def test_memory_is_what_machine_and_control_groups_leave(tmp_path, monkeypatch):
@@ -66,27 +55,6 @@ def test_memory_is_what_machine_and_control_groups_leave(tmp_path, monkeypatch):
     (own.parent / "memory.max").write_text("1500000000\n")
     (own.parent / "memory.current").write_text("500000000\n")
     assert available_memory(tmp_path) == 1_000_000_000
-
-
-def test_a_group_that_uses_more_than_its_limit_has_nothing_left(tmp_path):
-    files(tmp_path, proc__self__cgroup="0::/x\n")
-    for mount in ("cgroup", "cgroup/unified"):
-        group = files(tmp_path / "sys/fs" / mount / "x", **{"memory.max": "1000\n", "memory.current": "1500\n"})
-        assert available_memory(tmp_path) == 0
-        # Pages of files go when a process needs them.
-        files(group, **{"memory.stat": "anon 9\ninactive_file 700\n"})
-        assert available_memory(tmp_path) == 200
-        files(group, **{"memory.max": "max\n"})
-    assert available_memory(tmp_path) > 200
-
-
-def test_a_group_of_other_things_than_memory_does_not_count(tmp_path):
-    files(tmp_path, proc__self__cgroup="4:cpu,cpuacct:/x\n")
-    limits = {"memory.limit_in_bytes": "1000\n", "memory.usage_in_bytes": "900\n"}
-    files(tmp_path / "sys/fs/cgroup/memory/x", **limits)
-    assert available_memory(tmp_path) > 100
-    files(tmp_path, proc__self__cgroup="4:hugetlb,memory:/x\n")
-    assert available_memory(tmp_path) == 100
 
 
 def test_a_machine_names_itself_its_size_and_what_runs_on_it():

@@ -1,7 +1,5 @@
-"""How the links between devices are measured, and which Ray is asked: wires whose seconds are known."""
+"""Measurement of the links between devices, over wires whose seconds are known."""
 
-import contextlib
-import socket
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,22 +7,12 @@ import pytest
 import torch
 from ray import exceptions
 
-from client_pipeline.runtime import measurement, transport
-from client_pipeline.runtime.measurement import MeasuredDevice, MeasurementError
-from client_pipeline.runtime.transport import GroupAddress
+from client_pipeline.runtime.devices import measurement
+from client_pipeline.runtime.devices.measurement import MeasuredDevice, MeasurementError
+from client_pipeline.runtime.transport import transport
+from client_pipeline.runtime.transport.transport import GroupAddress
+from helpers.clocks import Clock
 from helpers.recovery_cases import SPEC
-
-
-class Clock:
-    """Stands still unless a test moves it."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def monotonic(self):
-        return self.now
-
-    perf_counter = monotonic
 
 
 @pytest.fixture
@@ -183,19 +171,6 @@ def test_noise_that_hides_the_bits_leaves_them_all_of_the_time(monkeypatch):
     assert link.rate_bit_s == 2 * 32 * (2**14 - 4) / 0.125
 
 
-@pytest.mark.parametrize(
-    ("hosts", "own_address", "expected"),
-    [
-        (("10.0.0.1",) * 3, "10.0.0.1", "127.0.0.1"),
-        (("10.0.0.1", "10.0.0.1", "10.0.0.2"), "10.0.0.1", "10.0.0.1"),
-        (("10.0.0.1", "10.0.0.2", "10.0.0.2"), "10.0.0.1", "10.0.0.1"),
-    ],
-)
-def test_devices_meet_on_the_loopback_where_nobody_else_needs_to_hear_them(monkeypatch, hosts, own_address, expected):
-    devices = [None, TimedDevice(1e-3, 1e6), TimedDevice(1e-3, 1e6)]
-    assert link_between(monkeypatch, devices, hosts, own_address)[1] == [(expected, 8.0)]
-
-
 def test_a_link_that_cannot_be_measured_names_both_devices(monkeypatch):
     class Gone(TimedDevice):
         def _method(self, name):
@@ -207,67 +182,6 @@ def test_a_link_that_cannot_be_measured_names_both_devices(monkeypatch):
     monkeypatch.setattr(ReadyRay, "get", get)
     with pytest.raises(MeasurementError, match="link between the devices 1 and 2: device 1: its process ended"):
         link_between(monkeypatch, [None, Gone(0, 1), Gone(0, 1)])
-
-
-class OwnRay:
-    """As much of Ray as joining a cluster needs."""
-
-    def __init__(self, *, runs):
-        self.runs = runs
-        self.calls = []
-
-    def is_initialized(self):
-        return self.runs
-
-    def init(self, **options):
-        self.calls.append(options)
-
-    def shutdown(self):
-        self.calls.append("shutdown")
-
-
-def test_the_ray_that_runs_here_is_used_and_kept(monkeypatch):
-    monkeypatch.setattr(measurement, "ray", ray := OwnRay(runs=True))
-    with measurement._ray("10.0.0.1:6379"):
-        pass
-    assert ray.calls == []
-
-
-def test_a_ray_of_its_own_is_started_where_no_address_is_given(monkeypatch):
-    monkeypatch.setattr(measurement, "ray", ray := OwnRay(runs=False))
-
-    @contextlib.contextmanager
-    def private(namespace):
-        ray.calls.append(namespace)
-        yield
-        ray.calls.append("ended")
-
-    monkeypatch.setattr(measurement, "private_ray", private)
-    with measurement._ray(""):
-        assert ray.calls == ["collapipe"]
-    assert ray.calls == ["collapipe", "ended"]
-
-
-def test_the_ray_at_an_address_is_joined_and_left(monkeypatch):
-    monkeypatch.setattr(measurement, "ray", ray := OwnRay(runs=False))
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(KeyError), measurement._ray(address):
-            [joined] = ray.calls
-            assert (joined["address"], joined["namespace"]) == (address, "collapipe")
-            raise KeyError
-    assert ray.calls[1:] == ["shutdown"]
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:99999"])
-def test_an_address_where_no_ray_answers_is_refused_before_ray_is_asked(monkeypatch, address):
-    monkeypatch.setattr(measurement, "ray", ray := OwnRay(runs=False))
-    with (
-        pytest.raises(ValueError, match=f"--address: no Ray cluster answers at '{address}'"),
-        measurement._ray(address),
-    ):
-        pass
-    assert ray.calls == []
 
 
 def test_between_machines_a_member_listens_where_it_reaches_the_control_unit_from():

@@ -1,4 +1,4 @@
-"""How devices and links are measured: fake clocks and links whose seconds are known, and actors that are threads."""
+"""Measurement of devices and links: fake clocks, links whose seconds are known, and actors that are threads."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -6,34 +6,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from client_pipeline.partition import transformer
-from client_pipeline.runtime import device_nodes, measurement, tried_block
-from client_pipeline.runtime.measurement import (
+from client_pipeline.families import transformer
+from client_pipeline.runtime.devices import device_nodes, measurement
+from client_pipeline.runtime.devices.measurement import (
     DeviceMeasurement,
-    LinkMeasurement,
     MeasuredDevice,
-    Measurement,
     MeasurementError,
     PassTimes,
     measure,
 )
-from client_pipeline.runtime.stage import Stage
+from client_pipeline.runtime.stage import tried_block
+from client_pipeline.runtime.stage.stage import Stage
+from helpers.clocks import Clock
 from helpers.thread_ray import ThreadActor, ThreadRay
-from helpers.tiny_models import tiny_spec
 
 SPEC = transformer.spec(vocab_size=40, width=16, num_heads=2, feed_forward=32, encoder_layers=2, decoder_layers=1)
-
-
-class Clock:
-    """Stands still unless a test moves it."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def monotonic(self):
-        return self.now
-
-    perf_counter = monotonic
 
 
 @pytest.fixture
@@ -85,16 +72,6 @@ def test_passes_are_repeated_for_two_seconds_and_fifty_times_at_most(passes_of):
     assert len(passes_of(lambda *_: 0.001)[1]) == 2 * 51
 
 
-def test_a_device_computes_with_the_threads_of_a_run_and_keeps_its_memory(monkeypatch):
-    before, kept = torch.get_num_threads(), []
-    monkeypatch.setattr(measurement, "keep_freed_memory", lambda: kept.append(1))
-    try:
-        MeasuredDevice(SPEC, before + 1)
-        assert torch.get_num_threads() == before + 1 and kept == [1]
-    finally:
-        torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize(
     ("small_s", "overhead_s", "sample_s"), [(2.0, 1.0, 0.25), (1.25, 0.0, 0.3125), (9.0, 0.0, 0.3125)]
 )
@@ -112,13 +89,6 @@ def test_every_device_has_a_link_to_the_next_and_the_last_one_to_the_first():
         [(0, 1), (1, 2), (2, 0)],
         [(0, 1), (1, 2), (2, 3), (3, 0)],
     ]
-
-
-def test_two_devices_share_their_one_link():
-    one = LinkMeasurement(first=0, second=1, rate_bit_s=5.0, latency_s=0.0)
-    ring = [one, LinkMeasurement(first=1, second=2, rate_bit_s=6.0, latency_s=0.0)]
-    assert [Measurement(devices=[], links=[one]).rate_after(k) for k in (0, 1)] == [5.0, 5.0]
-    assert [Measurement(devices=[], links=ring).rate_after(k) for k in (0, 1)] == [5.0, 6.0]
 
 
 class Nodes(ThreadRay):
@@ -189,43 +159,21 @@ def test_three_devices_of_one_machine_share_its_memory_and_form_a_ring(cluster):
     assert said == devices + [f"link between the devices {a} and {b}" for a, b in ((0, 1), (1, 2), (2, 0))]
 
 
-@pytest.mark.parametrize(("batch_size", "sizes"), [(1, (1, 2)), (2, (1, 2)), (3, (1, 3)), (16, (4, 16))])
-def test_the_smaller_micro_batch_has_a_quarter_of_the_samples(cluster, batch_size, sizes):
-    [device] = cluster(node("a"), batch_size=batch_size)[0].devices
-    assert (device.small.samples, device.large.samples) == sizes
-
-
-def test_nodes_are_measured_in_the_order_of_their_addresses(cluster):
-    found, _, ray = cluster(node("b", "127.0.0.2"), node("a", "127.0.0.1"))
-    assert [place for place, _ in ray.made] == ["a", "b"]
+@pytest.mark.parametrize(("batch_size", "sizes"), [(1, (1, 2)), (3, (1, 3)), (16, (4, 16))])
+def test_nodes_are_measured_in_order_with_a_quarter_of_the_samples_first(cluster, batch_size, sizes):
+    found, _, ray = cluster(node("b", "127.0.0.2"), node("a", "127.0.0.1"), batch_size=batch_size)
+    assert [place for place, _ in ray.made] == ["a", "b"] and [(x.first, x.second) for x in found.links] == [(0, 1)]
     assert [(device.node, device.memory_bytes) for device in found.devices] == [
         ("127.0.0.1", 1200),
         ("127.0.0.2", 1200),
     ]
-    assert [(link.first, link.second) for link in found.links] == [(0, 1)]
+    assert {(device.small.samples, device.large.samples) for device in found.devices} == {sizes}
 
 
-def test_nodes_that_say_which_device_they_are_stand_for_those_alone(cluster):
-    nodes = [node("a"), node("b", **{"collapipe-device-1": 1.0}), node("c", **{"collapipe-device-0": 1.0})]
-    _, _, ray = cluster(*nodes, devices_per_node=2)
-    assert [place for place, _ in ray.made] == ["c", "b"]
-
-
-def test_a_device_that_fails_is_named_and_all_are_ended(cluster):
+def test_a_device_that_fails_or_says_nothing_is_named_and_all_are_ended(cluster, monkeypatch):
     broken = replace(SPEC, config=SPEC.config | {"feed_forward": -1})
     with pytest.raises(MeasurementError, match="device 0: .*feed-forward: expected at least 1, found -1"):
         cluster(node("a"), spec=broken)
-
-
-def test_a_device_that_says_nothing_is_named(cluster, monkeypatch):
     monkeypatch.setattr(MeasuredDevice, "machine", lambda self: measurement.time.sleep(1.0))
     with pytest.raises(MeasurementError, match=r"device 0: no answer within 0\.01 s"):
         cluster(node("a"), timeout_s=0.01)
-
-
-def test_a_device_runs_what_a_family_carries_beside_its_samples(passes_of):
-    spec = tiny_spec("deberta-v2", "sequence-classification")
-    spec = replace(spec, config={**spec.config, "relative_attention": True, "position_buckets": 4})
-    assert tried_block.carried_examples(spec) > 0
-    found, _ = passes_of(lambda number, size: float(size), (1, 2), spec)
-    assert [times.forward_s for times in found] == [1.0, 2.0]

@@ -1,7 +1,6 @@
 """The members of a shared actor without Ray: who waits for whom, and what is left of one that goes."""
 
 import asyncio
-import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -9,18 +8,13 @@ from types import SimpleNamespace
 import pytest
 import ray
 
-from client_pipeline.runtime import shared_actor
-from client_pipeline.runtime.shared_actor import (
+from client_pipeline.runtime.devices import shared_actor
+from client_pipeline.runtime.devices.shared_actor import (
     MemberAbsent,
-    MemberHandle,
     SharedActor,
-    all_actors,
-    end_actor,
-    find_actor,
     start_member,
-    start_when_ray_is_up,
 )
-from client_pipeline.runtime.unused_actors import LIVENESS
+from client_pipeline.runtime.ray.unused_actors import LIVENESS
 
 SOON_S = 10.0
 
@@ -91,16 +85,6 @@ def test_one_that_waits_keeps_nobody_waiting_and_is_heard_of_at_once():
     with_actor(talk)
 
 
-def test_a_member_that_is_there_is_not_made_again():
-    async def talk(actor):
-        await actor.admit("a", Member)
-        await actor.call("a", False, "ask", 1)
-        await actor.admit("a", Member, "fails")
-        return (await actor.call("a", False, "itself")).asked
-
-    assert with_actor(talk) == [(1,)]
-
-
 def test_a_call_that_overtakes_its_member_waits_for_it():
     async def talk(actor):
         answers = [asyncio.ensure_future(actor.call(name, True, "ask", name)) for name in "ab"]
@@ -110,18 +94,6 @@ def test_a_call_that_overtakes_its_member_waits_for_it():
         return await asyncio.gather(*answers)
 
     assert with_actor(talk) == [("a",), ("b",)]
-
-
-def test_nobody_waits_for_ever_for_a_member_that_does_not_come(monkeypatch):
-    monkeypatch.setattr(shared_actor, "_ADMISSION_S", 0.05)
-
-    async def talk(actor):
-        for comes in (True, False):
-            with pytest.raises(MemberAbsent, match="a: no such member"):
-                await actor.call("a", comes, "ask")
-        assert not actor._watch.busy
-
-    with_actor(talk)
 
 
 def test_what_cannot_be_made_says_why_to_all_who_call_it():
@@ -150,23 +122,30 @@ def test_who_is_dismissed_is_closed_and_leaves_no_thread():
         assert first.closed and await actor.names() == ["b"]
         with pytest.raises(MemberAbsent):
             await actor.call("leaver", False, "ask")
-        deadline = time.monotonic() + SOON_S
-        while any(thread.name.startswith("leaver_") for thread in threading.enumerate()):
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.01)
+        await no_thread_of("leaver")
 
     with_actor(talk)
 
 
-def test_what_members_will_need_is_imported_before_they_come():
-    for name in ("colorsys", "sndhdr"):
-        sys.modules.pop(name, None)
+async def no_thread_of(name):
+    deadline = time.monotonic() + SOON_S
+    while any(thread.name.startswith(f"{name}_") for thread in threading.enumerate()):
+        assert time.monotonic() < deadline, f"a thread of {name} goes on"
+        await asyncio.sleep(0.01)
+
+
+def test_a_dismissed_thread_ends_though_somebody_keeps_an_error_of_its_member():
+    """The traceback holds the thread: without a word to it, it would wait for ever."""
 
     async def talk(actor):
-        await actor.load(["colorsys", "sndhdr"])
+        await actor.admit("leaver", Member)
+        with pytest.raises(TypeError) as kept:
+            await actor.call("leaver", False, "close", "one argument too many")
+        await actor.dismiss("leaver")
+        await no_thread_of("leaver")
+        assert kept.value.__traceback__ is not None
 
     with_actor(talk)
-    assert {"colorsys", "sndhdr"} <= sys.modules.keys()
 
 
 # From the other side.
@@ -187,30 +166,18 @@ class Remote:
 
 
 class Actor:
-    def __init__(self, members=()):
+    def __init__(self):
         self.calls = []
-        self.names = SimpleNamespace(remote=lambda: list(members))
-        for method in ("admit", "call", "dismiss", "load"):
+        for method in ("admit", "call", "load"):
             setattr(self, method, Remote(self.calls, method))
 
 
 class Ray:
-    """As much of Ray as finding and starting takes."""
-
-    exceptions = ray.exceptions
+    """The part of Ray that starting needs."""
 
     def __init__(self):
         self.actors = {}
-        self.killed = []
         self.options = []
-        self.ready_after = 0
-        listed = lambda all_namespaces: [{"name": n, "namespace": s} for n, s in self.listed]  # noqa: E731
-        self.util = SimpleNamespace(list_named_actors=listed)
-        self.listed = []
-
-    def is_initialized(self):
-        self.ready_after -= 1
-        return self.ready_after < 0
 
     def remote(self, cls):
         assert cls is SharedActor
@@ -220,20 +187,6 @@ class Ray:
             return SimpleNamespace(remote=lambda idle_s: self.actors.setdefault(options["name"], Actor()))
 
         return SimpleNamespace(options=options)
-
-    def get_actor(self, name, namespace):
-        assert namespace == "collapipe"
-        if name not in self.actors:
-            raise ValueError(name)
-        return self.actors[name]
-
-    def get(self, answer, timeout):
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
-
-    def kill(self, actor):
-        self.killed.append(actor)
 
 
 @pytest.fixture
@@ -258,46 +211,3 @@ def test_a_member_is_asked_for_and_called_by_its_name(around):
     assert options["lifetime"] == "detached" and options["max_concurrency"] > 10_000
     with pytest.raises(AttributeError):
         handle._private  # noqa: B018
-
-
-def test_who_is_found_may_be_a_member_and_does_not_come_any_more(around):
-    around.actors = {"collapipe/x": Actor(), "collapipe-shared/0": Actor()}
-    assert find_actor("collapipe/x") is around.actors["collapipe/x"]
-    member = find_actor("a", "collapipe-shared/0")
-    assert isinstance(member, MemberHandle)
-    member.ask.remote()
-    assert around.actors["collapipe-shared/0"].calls == [("call", "a", False, "ask")]
-    with pytest.raises(ValueError, match="collapipe-shared/1"):
-        find_actor("a", "collapipe-shared/1")
-
-
-def test_a_member_goes_alone_unless_its_process_does_not_answer(around):
-    actor = around.actors["collapipe-shared/0"] = Actor()
-    end_actor(find_actor("a", "collapipe-shared/0"))
-    assert actor.calls == [("dismiss", "a")] and not around.killed
-    end_actor(find_actor("a", "collapipe-shared/0"), with_its_process=True)
-    end_actor("an actor of its own")
-    assert around.killed == [actor, "an actor of its own"]
-
-
-def test_all_actors_are_those_of_their_own_and_the_members(around):
-    around.actors = {"collapipe-shared/0": Actor(["a", "b"]), "collapipe-shared/1": Actor()}
-    around.actors["collapipe-shared/1"].names = SimpleNamespace(remote=lambda: ray.exceptions.RayActorError())
-    names = ("collapipe/x", "collapipe-shared/0", "collapipe-shared/1", "collapipe-shared/gone")
-    around.listed = [(name, "collapipe") for name in names] + [("collapipe/strange", "elsewhere")]
-    found = all_actors(1.0)
-    assert found == {"collapipe/x": "", "a": "collapipe-shared/0", "b": "collapipe-shared/0"}
-
-
-def test_actors_start_as_soon_as_there_is_a_ray(around, monkeypatch):
-    slept = []
-    clock = SimpleNamespace(monotonic=lambda: float(sum(slept)), sleep=slept.append)
-    monkeypatch.setattr(shared_actor, "time", clock)
-    around.ready_after = 3
-    start_when_ray_is_up(["x/0", "x/1"], 60.0, ["m"], 100.0)
-    assert [actor.calls for actor in around.actors.values()] == [[("load", ["m"])]] * 2
-    assert list(around.actors) == ["x/0", "x/1"] and len(slept) == 3
-    around.actors.clear()
-    around.ready_after = 10**6
-    start_when_ray_is_up(["x/0"], 60.0, ["m"], 2.0)
-    assert not around.actors

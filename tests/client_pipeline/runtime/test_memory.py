@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import resource, torch
-from client_pipeline.runtime.memory import keep_freed_memory
+from client_pipeline.runtime.stage.memory import keep_freed_memory
 
 def faults_of_a_step():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -1,4 +1,4 @@
-"""What a training device keeps of freed memory must not grow with its rounds, nor stand between its tensors."""
+"""Freed memory that a training device keeps: it neither grows with the rounds nor lies between the tensors."""
 
 import json
 import subprocess

@@ -6,15 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from client_pipeline.partition.families import build_parts
+from client_pipeline.families.families import build_parts
 from client_pipeline.partition.spec import LoraConfig
-from client_pipeline.runtime.arrangement import arrange
 from client_pipeline.runtime.config import RuntimeConfig
-from client_pipeline.runtime.control_unit import RoundOrder
+from client_pipeline.runtime.control_unit.round_order import RoundOrder
 from client_pipeline.runtime.fault_config import FaultConfig
-from client_pipeline.runtime.faults import FailedRound
-from client_pipeline.runtime.memory import is_out_of_memory
-from client_pipeline.runtime.placement import Placement
+from client_pipeline.runtime.ray.arrangement import arrange
+from client_pipeline.runtime.ray.placement import Placement
+from client_pipeline.runtime.transport.faults import FailedRound
 from client_pipeline.system.costs import model_costs
 from client_pipeline.system.scenario import load_scenario
 from flower_app.training.memory_limit import check_memory_limit
@@ -30,7 +29,7 @@ SCRIPT = """
 import os
 import sys
 import torch
-from client_pipeline.runtime.memory import is_out_of_memory, limit_private_memory
+from client_pipeline.runtime.stage.memory import is_out_of_memory, limit_private_memory
 
 for limit in sys.argv[1:]:
     # Each limit is another process's, which has torch already.
@@ -52,7 +51,7 @@ for limit in sys.argv[1:]:
 
 
 def tensors_of_16_mib(*limits):
-    """How many of them a process holds under each limit [byte]."""
+    """Return how many of them a process holds under each limit."""
     command = [sys.executable, "-c", SCRIPT, *map(str, limits)]
     out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300).stdout.split()
     if "none" in out:
@@ -72,7 +71,7 @@ def test_a_process_gets_its_memory_and_what_stacks_may_take_and_no_more():
 def test_thirty_threads_more_take_no_more_than_what_is_allowed_for_their_stacks():
     script = """
 import threading
-from client_pipeline.runtime.memory import STACKS_BYTES, limit_private_memory, private_bytes
+from client_pipeline.runtime.stage.memory import STACKS_BYTES, limit_private_memory, private_bytes
 if not limit_private_memory(1e9):
     print("none")
     raise SystemExit
@@ -84,19 +83,13 @@ print(private_bytes() - before, STACKS_BYTES)
 end.set()
 """
     out = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True, timeout=240
     )
     if "none" in out.stdout:
         pytest.skip("the system keeps no limit")
     taken, allowed = map(int, out.stdout.split())
     # Eight megabytes each by default.
     assert taken <= allowed
-
-
-def test_errors_of_all_who_ask_for_memory_are_known():
-    torch_says = RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you")
-    assert all(map(is_out_of_memory, (MemoryError(), RuntimeError("std::bad_alloc"), torch_says)))
-    assert not is_out_of_memory(RuntimeError("the size of tensor a must match"))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What the planner says that a device holds at its peak, beside what its stage counts: tensor by tensor, in a step."""
+"""Planned peak memory of a device beside what its stage counts, tensor by tensor, in a step."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -6,14 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from client_pipeline.partition.fresh_base import FreshBase
-from client_pipeline.partition.hugging_face import sized_config, spec_from_config
-from client_pipeline.partition.micro_batches import StepId
+from client_pipeline.families.fresh_base import FreshBase
+from client_pipeline.families.hugging_face import sized_config, spec_from_config
+from client_pipeline.partition.dropout_seed import StepId
 from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
 from client_pipeline.partition.spec import LoraConfig
-from client_pipeline.runtime.moved_block import MovedBlock
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.stage import Stage, StepOrder, run_actions
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from client_pipeline.runtime.stage.moved_block import MovedBlock
+from client_pipeline.runtime.stage.stage import Stage, StepOrder, run_actions
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.costs import model_costs
 from client_pipeline.system.scenario import load_scenario
@@ -49,7 +49,7 @@ class Anyone:
 
 
 def counted_bytes(spec, plan, recompute, precision="float32"):
-    """What each stage of a plan holds at its peak, after one step."""
+    """Return the peak bytes of each stage of a plan after one step."""
     base, peaks, first = FreshBase(spec, seed=0), [], 0
     order = StepOrder(
         step=StepId(seed=0, round=1, step=1, cluster=0),
@@ -114,7 +114,7 @@ def test_recomputing_holds_the_activations_of_one_micro_batch_and_the_inputs_of_
 
 
 def weights_and_states():
-    """Of each stage, without activations."""
+    """Return the bytes of each stage without activations."""
     held = model_costs(ADAPTED, sequence_length=LENGTH, batch_size=BATCH_SIZE).memory.held_bytes
     return [num_blocks * held for num_blocks in DELTA]
 

@@ -6,8 +6,8 @@ import torch
 from ray import cloudpickle
 from torch.nn import Parameter
 
-from client_pipeline.runtime.moved_block import MovedBlock
-from client_pipeline.runtime.ray_tensors import send_tensors_as_arrays
+from client_pipeline.runtime.ray.ray_tensors import send_tensors_as_arrays
+from client_pipeline.runtime.stage.moved_block import MovedBlock
 
 KINDS = {
     "float32": torch.randn(3, 4),

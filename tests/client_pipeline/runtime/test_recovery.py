@@ -1,16 +1,12 @@
 """A device that is lost in the middle of a step costs seconds, and not one bit of the result."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-from client_pipeline.partition.families import build_parts
-from client_pipeline.runtime import fault_files
-from client_pipeline.runtime.control_unit import RoundOrder, RoundResult
-from client_pipeline.runtime.decoder_update import HeadTrainer
-from client_pipeline.runtime.faults import KILLED, DeviceFault, FailedRound, LostRound
-from client_pipeline.runtime.recovery import Recovery
+from client_pipeline.families.families import build_parts
+from client_pipeline.runtime.control_unit.round_order import RoundOrder, RoundResult
+from client_pipeline.runtime.stage.decoder_update import HeadTrainer
 from helpers.decoder_cases import all_at_once
 from helpers.recovery_cases import (
     ADAMW,
@@ -19,7 +15,7 @@ from helpers.recovery_cases import (
     SPEC,
     THREE,
     assert_equal,
-    control_unit,
+    control_units,
     faults,
     go_on,
     initial,
@@ -40,15 +36,8 @@ HANG_S = 240.0
 
 @pytest.fixture(scope="module")
 def units(local_ray):
-    made = []
-
-    def make(**more):
-        made.append(control_unit(f"recovery-{len(made)}", **more))
-        return made[-1]
-
-    yield make
-    for unit in made:
-        unit.close()
+    with control_units("recovery") as make:
+        yield make
 
 
 @pytest.fixture(scope="module")
@@ -69,66 +58,6 @@ def wait_until_back(ray, unit):
     """A process takes seconds to start; the round that comes must find it."""
     signs = [lost.sign for lost in unit.pipeline.pool._lost.values()]
     until(lambda: len(ray.wait(signs, num_returns=len(signs), timeout=0)[0]) == len(signs))
-
-
-def test_devices_killed_anywhere_in_a_step_change_nothing_and_are_recorded_at_once(
-    local_ray, units, undisturbed, tmp_path
-):
-    """One in each round from the second on, and in the last all at once; each time all three take part at first."""
-    expected, results = undisturbed
-    unit, recorded = units(folder=tmp_path), []
-    weights, [quiet] = within(HANG_S, train, unit, initial(), [1])
-    assert_equal(weights, expected[0])
-    assert quiet.loss == results[0].loss and faults([quiet]) == []
-    kills = {
-        2: ("F", 1, [1]),  # in forward
-        3: ("F", 3, [2]),  # the last stage
-        4: ("G", 2, [0]),  # in backward
-        5: ("B", 0, [0]),  # when others may have stepped
-        6: ("G", 1, [0, 1, 2]),
-    }
-    for number, (kind, micro_batch, devices) in kills.items():
-
-        def strike(devices=devices):
-            for device in devices:
-                kill(unit, device)
-
-        wait_until_back(local_ray, unit)
-        struck = once(unit, round_=number, step=2, kind=kind, micro_batch=micro_batch, act=strike)
-        if number == 2:
-            # What can be read if the control unit is lost later in the round.
-            once(
-                unit,
-                round_=2,
-                step=3,
-                kind="G",
-                micro_batch=1,
-                act=lambda: recorded.extend(fault_files.recorded_faults(tmp_path, 2)),
-            )
-        weights, [result] = within(HANG_S, train, unit, weights, [number])
-        assert struck, number
-        assert_equal(weights, expected[number - 1])
-        assert result.loss == results[number - 1].loss, number
-        # Devices that are back have joined the round at its beginning, or between its steps.
-        found = [fault for fault in result.report["faults"] if fault["kind"] == "device"]
-        assert sorted(fault["device"] for fault in found) == devices, number
-        assert all(fault["round"] == number for fault in found), number
-        if len(devices) == 1:
-            [fault] = found
-            # One that had done its work already is missed when the next thing is asked of it.
-            assert fault["step"] == 2 if kind != "B" else fault["step"] in (2, 3), number
-            assert fault["recovered"] and 0 < fault["seconds"] < HANG_S and fault["bytes"] > 0
-            # Two devices have done the work of three.
-            assert devices[0] not in [segment.device for segment in unit.pipeline.segments]
-        else:
-            # They were started again when they were killed: the round used to be lost while they were on their way.
-            assert "joined" in [kind for kind, *_ in faults([result])]
-        if number == 3:
-            # A round that is trained again, or another one, has records of its own.
-            assert fault_files.recorded_faults(tmp_path, 2) == []
-    [fault] = recorded
-    assert (fault["kind"], fault["device"], fault["round"], fault["recovered"]) == ("device", 1, 2, True)
-    unit.close()
 
 
 def round_behind_the_stream(units, own_processes, disturb):
@@ -212,40 +141,3 @@ def test_faults_in_every_round_and_devices_that_come_back_change_nothing(local_r
     joined = [(device, round_) for kind, device, round_, _ in seen if kind == "joined"]
     assert (0, 3) in joined and (1, 5) in joined and (2, 6) in joined
     unit.close()
-
-
-def test_with_one_copy_a_round_a_later_step_is_never_played_from_that_copy(units):
-    """It would take the TEBs back by a step and the embedding not: the round is lost, and says what would save it."""
-    unit = units(runtime={"snapshots": "round"}, placement=shared_but(0, 1))
-    once(unit, round_=1, step=1, kind="G", micro_batch=1, act=lambda: kill(unit, 1))
-    weights, [result] = within(HANG_S, train, unit, initial(), [1])
-    assert faults([result]) == [("device", 1, 1, 1)] and result.report["faults"][0]["recovered"]
-    before = {name: value.clone() for name, value in unit.optimizer.state().items()}
-    lost = unit.pipeline.segments[0].device
-    struck = once(unit, round_=2, step=2, kind="G", micro_batch=1, act=lambda: kill(unit, lost))
-    with pytest.raises(FailedRound, match="snapshots = round keeps no copy of step 1: the round is lost") as error:
-        within(HANG_S, train, unit, weights, [2])
-    assert struck
-    assert [
-        (f["kind"], f["device"], f["step"], f["recovered"]) for f in error.value.faults if f["kind"] != "joined"
-    ] == [("device", lost, 2, False)]
-    # What step 1 had done to the control unit's own part is undone.
-    assert_equal(unit.optimizer.state(), before)
-    assert within(HANG_S, train, unit, weights, [3])[1][0].steps == LOCAL_STEPS
-    unit.close()
-
-
-def test_a_step_that_kills_its_devices_each_time_loses_the_round(monkeypatch):
-    """Devices that are lost are started again at once: without a bound such a step would be played for ever."""
-    recovery, played = Recovery(SimpleNamespace(), 0), []
-    recovery.plan = THREE
-    monkeypatch.setattr(recovery, "_give_up", lambda fault: None)
-    monkeypatch.setattr(recovery, "_apply_again", lambda: None)
-
-    def out_of_memory():
-        played.append(1)
-        raise DeviceFault("device 1 was killed", KILLED, (1,))
-
-    with pytest.raises(LostRound, match="device 1 was killed; devices were lost 10 times in one action"):
-        recovery.run(out_of_memory)
-    assert len(played) == 10

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime.block_moves import FIRST_BYTES_S, FIRST_MOVE_S, BlockPlacement
-from client_pipeline.runtime.relief import SURELY, num_moved, pays, saved_s
+from client_pipeline.runtime.control_unit.recovery import num_moved, saved_s
+from client_pipeline.runtime.devices.block_moves import FIRST_BYTES_S, FIRST_MOVE_S, BlockPlacement
 
 OLD = ClusterPlan(delta=(4, 2, 0), order=(0, 1), m=2)
 NEW = ClusterPlan(delta=(1, 3, 2), order=(0, 1, 2), m=2)
@@ -25,14 +25,6 @@ def test_a_step_is_as_much_shorter_as_its_slowest_stage():
     assert saved_s(outcome(18.0, plan=one), NEW, {0}) == pytest.approx(18.0 - 9.0)
     # Less for the slow one can be more for who is slower yet.
     assert saved_s(outcome(4.0, 8.0), NEW, {0}) < 0
-
-
-@pytest.mark.parametrize(
-    ("steps_left", "move_s", "taken"), [(1, 4.4, True), (1, 4.6, False), (4, 17.9, True), (0, 0.0, False)]
-)
-def test_it_pays_where_the_waits_take_twice_the_move(steps_left, move_s, taken):
-    assert SURELY == 2.0
-    assert pays(outcome(12.0, 2.0), NEW, {0}, steps_left, move_s) is taken
 
 
 def test_tebs_that_another_device_has_are_moved():

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime.device import StepReport
-from client_pipeline.runtime.replanning import NoPlan, ProportionalReplan, equal_devices
-from client_pipeline.runtime.speed import SpeedWatch
-from client_pipeline.runtime.stage import DoneAction
+from client_pipeline.runtime.control_unit.speed import SpeedWatch
+from client_pipeline.runtime.devices.device import StepReport
+from client_pipeline.runtime.stage.stage import DoneAction
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import load_scenario
+from client_pipeline.timetable.replanning import NoPlan, ProportionalReplan, equal_devices
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import round_instance
 from strategies.planning.plan_demands import memory_violations
@@ -58,13 +58,6 @@ def test_a_device_that_holds_one_teb_gets_one_and_one_that_holds_none_gets_none(
     )
     with pytest.raises(NoPlan, match="hold 5 TEBs, 6 are needed"):
         ProportionalReplan(speed=(1.0,) * 4, capacity=(1, 1, 0, 3))(plan, range(4), {})
-
-
-def test_a_device_that_takes_part_has_one_teb_however_slow_it_is():
-    plan = ClusterPlan(delta=(1, 1, 1), order=(0, 1, 2), m=5)
-    assert ProportionalReplan(speed=(100.0, 1.0, 1.0), capacity=(3, 3, 3))(plan, range(3), {}).delta == (1, 1, 1)
-    wide = ClusterPlan(delta=(2, 2, 2), order=(0, 1, 2), m=5)
-    assert ProportionalReplan(speed=(100.0, 1.0, 1.0), capacity=(6, 6, 6))(wide, range(3), {}).delta == (4, 1, 1)
 
 
 def test_shares_are_as_near_to_the_speeds_as_whole_tebs_can_be():
@@ -152,11 +145,6 @@ def test_a_device_is_slow_when_it_falls_behind_the_others_twice_and_behind_its_o
     assert not any(steps(watch, (1.0, 20.0, 1.0), (1.0, 2.0, 1.0)))  # once
     first, second = steps(watch, (1.0, 20.0, 1.0), (1.0, 20.0, 1.0))
     assert not first and second.keys() == {1} and second[1] == pytest.approx(10.0, rel=0.2)
-
-
-def test_what_costs_no_time_worth_mentioning_is_not_slow():
-    watch = SpeedWatch()
-    assert not any(steps(watch, *[(0.01, 0.01)] * 4, *[(0.01, 0.2)] * 3))
 
 
 def test_who_was_slow_in_the_last_round_is_found_after_one_step_of_this():

@@ -1,15 +1,13 @@
 """Times of a round, read from events whose true times are known: two machines whose clocks differ by an hour."""
 
-import dataclasses
-
 import pytest
 
 from client_pipeline.partition.plan import Segment
-from client_pipeline.runtime.batch_run import ExchangeTimes
-from client_pipeline.runtime.device import StepReport
-from client_pipeline.runtime.round_times import medians, round_times
-from client_pipeline.runtime.stage import DoneAction
-from client_pipeline.runtime.step_outcome import StepOutcome
+from client_pipeline.runtime.control_unit.round_report import medians, round_times, timeline
+from client_pipeline.runtime.devices.batch_run import ExchangeTimes
+from client_pipeline.runtime.devices.device import StepReport
+from client_pipeline.runtime.devices.step_outcome import StepOutcome
+from client_pipeline.runtime.stage.stage import DoneAction
 
 HOUR = 3600.0
 TEB_S, LINK_S, OUTLET_S, DECODER_S = 0.1, 0.05, 0.02, 0.3
@@ -70,34 +68,6 @@ def test_a_step_of_several_batches_is_cut_into_them():
     assert [[n, 2 * count] for n, count, _ in one["tebs"]["4"]] == [[n, count] for n, count, _ in two["tebs"]["4"]]
 
 
-def test_who_never_waited_does_not_know_when_a_message_came():
-    step = outcome()
-    second = [action._replace(asked=action.arrived) for action in step.devices[1].actions]
-    measured = round_times(
-        [StepOutcome(**vars(step) | {"devices": step.devices | {1: StepReport(actions=second, norm_sq=0.0)}})]
-    )
-    assert "4" not in measured["links"] and "4" in measured["tebs"]
-
-
-def test_a_message_that_waits_for_another_on_the_link_counts_from_its_arrival():
-    """Three messages leave at once; the link takes 0.05 s for each, one after the other."""
-    step = outcome()
-    first = {(a.kind, a.micro_batch): a for a in step.devices[4].actions}
-    left = first["F", 0].end
-    sent = [
-        first[kind, i]._replace(end=left) if kind == "F" else first[kind, i] for i in range(3) for kind in ("F", "B")
-    ]
-    second = [
-        action._replace(asked=left + HOUR, arrived=left + HOUR + LINK_S * (1 + action.micro_batch))
-        if action.kind == "F"
-        else action
-        for action in step.devices[1].actions
-    ]
-    devices = {4: StepReport(actions=sent, norm_sq=0.0), 1: StepReport(actions=second, norm_sq=0.0)}
-    measured = round_times([StepOutcome(**vars(step) | {"devices": devices})])
-    assert [seconds for *_, seconds in measured["links"]["4"]] == pytest.approx([2 * LINK_S] * 2, abs=1e-6)
-
-
 def test_steps_whose_backward_passes_are_in_two_have_three_actions_for_each_micro_batch():
     step = outcome()
     for report in step.devices.values():
@@ -117,19 +87,50 @@ def test_medians_are_taken_size_by_size():
     assert medians([(2, 1.0), (4, 9.0), (2, 3.0), (2, 2.0), (4, -1.0)]) == [[2, 3, 2.0], [4, 2, 4.5]]
 
 
-def test_the_way_in_is_the_time_between_inputs_that_the_first_device_waited_for():
-    one = outcome()
-    report = one.devices[4]
-    # The second input was there already, so that nobody knows since when; the third one came 0.7 s after it.
-    arrivals = {0: (0.0, 1.0), 1: (5.0, 5.0), 2: (5.0, 5.7)}
-    passes = [a._replace(asked=arrivals[a.micro_batch][0], arrived=arrivals[a.micro_batch][1]) for a in report.actions]
-    assert round_times([with_first(one, passes)])["inlets"] == {}
-    arrivals[1] = (1.2, 5.0)
-    passes = [a._replace(asked=arrivals[a.micro_batch][0], arrived=arrivals[a.micro_batch][1]) for a in report.actions]
-    [small, large] = round_times([with_first(one, passes)])["inlets"]["4"]
-    assert small == [2, 1, pytest.approx(0.7)] and large == [3, 1, pytest.approx(4.0)]
+def one_stage():
+    """One device with two TEBs and three micro-batches, of which the last is never waited for."""
+    actions = [
+        DoneAction("F", 0, 1.0, 2.0, 0.5, 1.0),
+        DoneAction("F", 1, 2.1, 2.4, 2.0, 2.1),
+        DoneAction("F", 2, 2.4, 3.4, 2.4, 2.4),
+        DoneAction("B", 0, 3.9, 5.9, 3.6, 3.9),
+        DoneAction("B", 1, 6.1, 7.0, 5.9, 6.1),
+        DoneAction("B", 2, 7.0, 7.5, 7.0, 7.0001),
+    ]
+    exchange = [ExchangeTimes(0.9, 2.2, 3.2), ExchangeTimes(2.2, 2.9, 4.5), ExchangeTimes(3.6, 3.6001, 5.0)]
+    return StepOutcome(
+        loss_sum=0.0,
+        weight=1,
+        devices={3: StepReport(actions=actions, norm_sq=0.0)},
+        link_bytes=0,
+        decoder_norm_sq=None,
+        segments=[Segment(3, 0, 1)],
+        sizes=[4, 2, 3],
+        exchange=exchange,
+    )
 
 
-def with_first(one, actions):
-    """Give the outcome with other actions of the first device."""
-    return dataclasses.replace(one, devices=one.devices | {4: dataclasses.replace(one.devices[4], actions=actions)})
+def test_all_times_of_a_batch_by_hand():
+    def entries(times):
+        return [[samples, 1, pytest.approx(seconds)] for samples, seconds in times]
+
+    # The clocks differ by a quarter of a second: activations are under way for 0.2 s at least, gradients for 0.7 s.
+    # The second activation waits until the first has arrived; the first gradient is away for 3.9 - 0.25 - 3.2 s.
+    of_four, of_two = (2.2 + 0.25 - 2.0) + 0.45, (2.9 + 0.25 - 2.45) + (6.1 - 0.25 - 4.5)
+    assert round_times([outcome(), one_stage()]) == {
+        "tebs": {"3": entries([(2, (0.3 + 0.9) / 2), (3, (1.0 + 0.5) / 2), (4, (1.0 + 2.0) / 2)])},
+        "links": {"3": entries([(2, of_two), (4, of_four)])},
+        "inlets": {"3": entries([(2, 2.1 - 1.0)])},
+        "stream": entries([(2, 4.5 - 3.2), (3, 5.0 - 4.5), (4, 3.2 - 2.2)]),
+        "pipeline_s": 7.5 - 1.0,
+    }
+
+
+def test_a_timeline_is_of_the_last_batch_and_begins_at_its_first_action():
+    step = outcome(m=2, batches=2)
+    lines = timeline(step)
+    assert [line[:3] for line in lines[:3]] == [["F", 0, 0], ["B", 0, 0], ["F", 0, 1]]
+    assert len(lines) == 2 * 2 * 2 and lines[0][3:] == [0.0, pytest.approx(2 * TEB_S)]
+    # The second machine's clock is an hour ahead.
+    assert [line[:3] for line in lines[4:]] == [[kind, 1, i] for i in (0, 1) for kind in "FB"]
+    assert lines[4][3] == pytest.approx(HOUR + 2 * TEB_S + LINK_S)

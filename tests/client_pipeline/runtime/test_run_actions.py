@@ -1,4 +1,4 @@
-"""What a stage sends and receives in one step, and when, if its pace is set."""
+"""Messages of a stage in one step, and their times where its pace is set."""
 
 import collections
 import queue
@@ -9,30 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from client_pipeline.partition.micro_batches import StepId
-from client_pipeline.runtime import pacing, stage as stage_module
-from client_pipeline.runtime.event_simulator import StageTimes, simulate_pipeline
-from client_pipeline.runtime.pacing import Pace, PacedClock, StagePace
-from client_pipeline.runtime.schedules import SCHEDULES, actions
-from client_pipeline.runtime.stage import StepOrder, run_actions
-from client_pipeline.runtime.transport import BACKWARD, FORWARD
+from client_pipeline.partition.dropout_seed import StepId
+from client_pipeline.runtime.stage import stage as stage_module
+from client_pipeline.runtime.stage.stage import StepOrder, run_actions
+from client_pipeline.runtime.transport.transport import BACKWARD, FORWARD
+from client_pipeline.timetable import pacing
+from client_pipeline.timetable.event_simulator import StageTimes, simulate_pipeline
+from client_pipeline.timetable.pacing import Pace, StagePace
+from client_pipeline.timetable.schedules import SCHEDULES, actions
+from helpers.clocks import Clock
 
 STEP = StepId(seed=0, round=1, step=1, cluster=0)
-
-
-class Clock:
-    def __init__(self):
-        self.now = 10.0
-        self.oversleeps_s = 0.0
-
-    def monotonic(self):
-        return self.now
-
-    time = monotonic
-
-    def sleep(self, seconds):
-        assert seconds > 0
-        self.now += seconds + self.oversleeps_s
 
 
 class Wire:
@@ -109,38 +96,12 @@ def test_a_stage_hands_everything_on_to_its_neighbours(rank, schedule):
     assert all(action.start <= action.end for action in done)
 
 
-@pytest.mark.parametrize(("rank", "carried_back"), [(1, 2), (2, 2), (3, 0)])
-def test_what_is_carried_beside_the_examples_comes_back_from_all_but_the_control_unit(rank, carried_back):
-    wire = Wire(rank)
-    run_actions(Computed(), wire, order(carried=2))
-    for i, size in enumerate((2, 1, 1)):
-        assert wire.shapes[FORWARD, i] == (size + 2, 5, 8)
-        assert wire.shapes[BACKWARD, i] == (size + carried_back, 5, 8)
-
-
-def posts_before_first_send(rank, schedule, micro_batches=9):
-    wire = Wire(rank)
-    run_actions(Computed(), wire, order((1,) * micro_batches, schedule))
-    first = next(i for i, entry in enumerate(wire.log) if entry[0] == "send")
-    assert sum(entry[0] == "post" for entry in wire.log) == 2 * micro_batches
-    return {entry[2:] for entry in wire.log[:first]}
-
-
-def test_all_is_posted_before_anything_moves_but_to_a_first_stage_that_could_be_flooded():
-    everything = {(direction, i) for direction in (FORWARD, BACKWARD) for i in range(9)}
-    for rank, schedule in ((1, "gpipe"), (2, "gpipe"), (2, "1f1b"), (3, "1f1b"), (2, "zb-h1")):
-        assert posts_before_first_send(rank, schedule) == everything
-    # As many as there are members, and one more.
-    for schedule in ("1f1b", "zb-h1"):
-        assert posts_before_first_send(1, schedule) == everything - {(FORWARD, i) for i in range(5, 9)}
-
-
 # Paced.
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    made = Clock()
+    made = Clock(now=10.0)
     monkeypatch.setattr(pacing, "time", made)
     monkeypatch.setattr(stage_module, "time", made)
     return made
@@ -162,17 +123,6 @@ def test_a_paced_stage_computes_and_sends_as_long_as_its_profile_says(clock):
         assert (start, end) == pytest.approx((now, now + compute[i]))
         now = end + link[i]
     assert clock.now == pytest.approx(10.0 + now)
-
-
-def test_a_paced_stage_takes_the_weights_part_of_a_backward_pass_when_its_turn_comes(clock):
-    pace = Pace([PACE, PACE], uplink_s=0.0)
-    done = run_actions(Computed(clock, 0.01), Wire(2, 3), order((1, 1), "zb-h1", pace=pace))
-    seconds = {(a.kind, a.micro_batch): a.end - a.start for a in done}
-    assert seconds == pytest.approx(
-        {("F", 0): 2.0, ("F", 1): 3.0, ("B", 0): 2.5, ("B", 1): 3.0, ("W", 0): 1.5, ("W", 1): 2.0}
-    )
-    # Nothing is sent for the weights.
-    assert clock.now == pytest.approx(10.0 + 2 + 3 + 4 + 5 + 0.5 + 0.25 + 0.125 + 1.0)
 
 
 class OwnTime(threading.local):
@@ -242,31 +192,6 @@ def test_paced_stages_take_what_the_event_simulator_says(schedule, monkeypatch):
         for thread in threads:
             thread.join(60)
         assert max(last.values()) == pytest.approx(simulate_pipeline(schedule, *times).makespan, rel=1e-9)
-
-
-def test_a_stage_that_is_slower_than_its_profile_does_not_wait(clock):
-    pace = Pace([StagePace([0.1] * 2, [0.1] * 2, [0.0] * 2, [0.0] * 2, [0.0] * 2)], uplink_s=0.0)
-    run_actions(Computed(clock, 3.0), Wire(1, 2), order((1, 1), pace=pace))
-    assert clock.now == pytest.approx(10.0 + 4 * 3.0)
-
-
-def test_what_one_wait_oversleeps_the_next_one_makes_up_for(clock):
-    clock.oversleeps_s = 0.001
-    paced = PacedClock(StagePace([1.0] * 100, [], [], [], []))
-    for i in range(100):
-        paced.begin()
-        paced.compute("F", i)
-    assert clock.now == pytest.approx(110.0 + 0.001, abs=1e-6)
-
-
-def test_after_an_idle_wait_a_stage_begins_when_its_input_is_there(clock):
-    paced = PacedClock(StagePace([1.0] * 2, [], [], [], []))
-    paced.begin()
-    paced.compute("F", 0)
-    clock.now += 7.0
-    paced.begin()
-    paced.compute("F", 1)
-    assert clock.now == pytest.approx(10.0 + 1.0 + 7.0 + 1.0)
 
 
 def test_a_pace_is_the_clusters_times_scaled_and_each_link_is_its_senders():

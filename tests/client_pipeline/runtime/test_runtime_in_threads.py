@@ -9,7 +9,7 @@ import torch
 
 from client_pipeline.link.compression import CompressionConfig
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime.faults import FailedRound
+from client_pipeline.runtime.transport.faults import FailedRound
 from helpers.recovery_cases import (
     ADAMW,
     LOCAL_STEPS,
@@ -18,6 +18,7 @@ from helpers.recovery_cases import (
     THREE,
     assert_equal,
     control_unit,
+    control_units,
     decoder_refuses,
     faults,
     initial as initial_of,
@@ -40,21 +41,13 @@ def threads(monkeypatch):
 
 @pytest.fixture
 def units(threads):
-    made = []
-
-    def make(**more):
-        more = {"spec": PLAIN, **more}
-        made.append(control_unit(f"threads-{len(made)}", **more))
-        return made[-1]
-
-    yield make
-    for unit in made:
-        unit.close()
+    with control_units("threads", spec=PLAIN) as make:
+        yield make
 
 
 @pytest.fixture(scope="module")
 def undisturbed():
-    """What two rounds leave whose devices nobody disturbs: the weights, and the rounds' results."""
+    """Train two rounds whose devices nobody disturbs; return the weights, and the rounds' results."""
     with pytest.MonkeyPatch.context() as patch:
         run_in_threads(patch)
         unit = control_unit("undisturbed", spec=PLAIN)
@@ -66,7 +59,7 @@ def undisturbed():
 
 @pytest.fixture(scope="module")
 def apart():
-    """What a cluster with dropout trains whose devices each have a process, by codec."""
+    """Train a cluster with dropout whose devices each have a process; return its weights by codec."""
     return {codec: trained_in(lambda name: None, codec) for codec in ("none", "int8")}
 
 
@@ -171,6 +164,24 @@ def test_a_device_that_ends_in_a_step_changes_nothing(units, undisturbed, kind, 
     _, [later] = train(unit, [3], weights=weights)
     assert [f["kind"] for f in later.report["faults"]] == ([] if was_back else ["joined"])
     assert unit.pipeline.segments == THREE.segments()
+
+
+def test_a_device_that_ends_after_the_last_step_costs_nothing_and_is_recorded(units, undisturbed):
+    expected, _ = undisturbed
+    unit = units()
+    memory, times = unit.pipeline.memory, []
+
+    def asked():
+        times.append(1)
+        if len(times) == 1:
+            actor(unit, 1).end_process()
+        return memory()
+
+    unit.pipeline.memory = asked
+    weights, results = train(unit)
+    assert_equal(weights, expected)
+    [fault] = results[0].report["faults"]
+    assert (fault["kind"], fault["device"], fault["step"], fault["recovered"]) == ("device", 1, LOCAL_STEPS, True)
 
 
 def actor_ends(unit, *numbers):
@@ -339,3 +350,25 @@ def test_a_link_that_fails_ends_the_round_and_not_the_cluster(units):
     expected.prepare()
     expected.order.go_to(unit.order.drawn)
     assert_equal(train(unit, [1])[0], train(expected, [1])[0])
+
+
+def test_after_a_doubt_the_same_devices_meet_anew(units):
+    """They leave their group when they say what they hold: a ring that is taken for joined would wait for ever."""
+    expected, _ = train(units(), (1, 2))
+    unit = units(runtime={"timeout": 5.0})
+    weights, _ = train(unit, [1])
+    unit.pipeline.placement.doubt()
+    found, [result] = train(unit, [2], weights=weights)
+    assert result.report["faults"] == []
+    assert_equal(found, expected)
+
+
+def test_devices_that_were_disconnected_meet_in_another_group(units):
+    unit = units()
+    weights, _ = train(unit, [1])
+    before = unit.pipeline.group.generation
+    train(unit, [2], weights=weights)
+    assert unit.pipeline.group.generation == before
+    unit.pipeline.group.leave()
+    _, [result] = train(unit, [3], weights=weights)
+    assert unit.pipeline.group.generation > before and result.report["faults"] == []

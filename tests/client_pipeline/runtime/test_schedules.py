@@ -4,21 +4,18 @@ import itertools
 
 import pytest
 
-from client_pipeline.runtime.schedules import (
+from client_pipeline.timetable.schedules import (
     SCHEDULES,
     Action,
     actions,
-    held_micro_batches,
+    held_at_backward,
+    schedules_of,
     splits_backward,
     timetable,
     unit_timetable,
 )
 
 GRID = [(s, m) for s in range(1, 7) for m in range(1, 10)]
-
-
-def names(listed):
-    return " ".join(str(action) for action in listed)
 
 
 def test_gpipe_of_three_stages_is_the_documented_timetable():
@@ -51,23 +48,10 @@ def test_zb_h1_waits_for_a_third_of_the_time_of_1f1b_and_holds_no_more():
         length = len(unit_timetable("zb-h1", num_stages, m)[0])
         assert length == 3 * m + (num_stages - 1) + max(0, num_stages - m)
         for stage in range(num_stages):
-            assert held_micro_batches("zb-h1", stage, num_stages, m) == min(num_stages, m)
-            assert held_micro_batches("1f1b", stage, num_stages, m) == min(num_stages - stage, m)
-            assert held_micro_batches("gpipe", stage, num_stages, m) == m
-
-
-def test_1f1b_with_fewer_micro_batches_than_stages_only_warms_up():
-    assert [names(actions("1f1b", s, 4, 2)) for s in range(4)] == [
-        "F0 F1 B0 B1",
-        "F0 F1 B0 B1",
-        "F0 F1 B0 B1",
-        "F0 B0 F1 B1",
-    ]
-
-
-def test_timetable_aligns_micro_batches_of_two_digits():
-    rows = timetable("gpipe", 1, 11).splitlines()
-    assert rows == ["stage 0 | " + " ".join(f"{k}{i}".ljust(3) for k in "FB" for i in range(11))]
+            held = {s: max(h.total for h in held_at_backward(s, stage, num_stages, m)) for s in SCHEDULES}
+            assert held["zb-h1"] == min(num_stages, m)
+            assert held["1f1b"] == min(num_stages - stage, m)
+            assert held["gpipe"] == m
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -118,12 +102,8 @@ def test_an_unknown_schedule_is_refused_with_the_known_ones():
         timetable("zigzag", 2, 4)
 
 
-@pytest.mark.parametrize("stage", [-1, 3])
-def test_a_stage_outside_the_pipeline_is_refused(stage):
-    with pytest.raises(ValueError, match=rf"stage {stage} is outside a pipeline of 3 stages; expected 0 to 2"):
-        actions("gpipe", stage, 3, 4)
-
-
-def test_a_pipeline_without_micro_batches_is_refused():
-    with pytest.raises(ValueError, match="m = 0 micro-batches: expected at least 1"):
-        actions("1f1b", 0, 2, 0)
+@pytest.mark.parametrize(
+    ("name", "allowed"), [("auto", SCHEDULES), *((schedule, (schedule,)) for schedule in SCHEDULES)]
+)
+def test_a_setting_allows_one_schedule_or_all(name, allowed):
+    assert schedules_of(name) == allowed

@@ -7,14 +7,14 @@ import time
 import pytest
 import ray
 
-from client_pipeline.runtime.shared_actor import (
+from client_pipeline.runtime.devices.shared_actor import (
     MemberAbsent,
     all_actors,
     end_actor,
     find_actor,
     start_member,
 )
-from client_pipeline.runtime.unused_actors import LIVENESS
+from client_pipeline.runtime.ray.unused_actors import LIVENESS
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -87,15 +87,6 @@ def test_members_share_a_process_and_nothing_else(member):
     # Who asks for a member again finds it as it is.
     assert answer(member("one").write.remote("x"))[-1] == "x"
     assert answer(one.write.remote("y"))[-2:] == ["x", "y"]
-
-
-def test_a_member_that_works_says_that_it_lives_and_the_others_work(member):
-    one, other = member("one"), member("other")
-    waits = one.wait.remote()
-    assert answer(other.write.remote("meanwhile")) == ["other", "meanwhile"]
-    assert not ray.wait([waits], timeout=0.2)[0]
-    assert isinstance(answer(one.alive.remote()), int)
-    assert answer(waits) == "went on"
 
 
 def test_a_call_of_several_results_and_one_that_takes_a_reference(member):

@@ -5,13 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from client_pipeline.runtime.event_simulator import StageTimes, simulate_pipeline, stage_times
-from client_pipeline.runtime.schedules import SCHEDULES, Action, actions, splits_backward, timetable, unit_timetable
+from client_pipeline.timetable.event_simulator import StageTimes, simulate_pipeline, stage_times
+from client_pipeline.timetable.schedules import SCHEDULES, Action, splits_backward, timetable, unit_timetable
 from helpers.sliced_pipelines import pairs_seen, sliced_makespan
-
-
-def names(listed):
-    return " ".join(str(action) for action in listed)
 
 
 def test_gpipe_of_two_micro_batches_in_two_slices_is_the_documented_timetable():
@@ -20,14 +16,6 @@ def test_gpipe_of_two_micro_batches_in_two_slices_is_the_documented_timetable():
         "stage 1 | .. F0 F1 F2 F3 .. .. B1 B0 B3 B2 ..",
         "stage 2 | .. .. F0 F1 F2 F3 B1 B0 B3 B2 .. ..",
     ]
-
-
-def test_slices_come_back_in_reverse_within_their_micro_batch_alone():
-    assert [names(actions("1f1b", s, 2, 3, 2)) for s in range(2)] == [
-        "F0 F1 F2 F3 B1 B0 F4 F5 B3 B2 B5 B4",
-        "F0 F1 B1 B0 F2 F3 B3 B2 F4 F5 B5 B4",
-    ]
-    assert names(actions("zb-h1", 1, 2, 2, 2)) == "F0 F1 B1 B0 F2 F3 B3 B2 W1 W0 W3 W2"
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -61,7 +49,7 @@ def test_the_makespan_of_slices_is_the_longest_path(schedule):
 
 
 def test_the_decoder_answers_a_micro_batch_when_it_has_had_its_last_slice():
-    """Of a decoder that is the last stage, too: it takes the micro-batches one after the other."""
+    """A decoder as the last stage takes the micro-batches one after the other, too."""
     ones = np.ones((2, 4))
     found = simulate_pipeline(
         "gpipe", ones, ones, np.zeros((1, 4)), np.zeros((1, 4)), answers_at_once=True, num_slices=2
@@ -87,20 +75,6 @@ CLUSTER = dict(
 )
 
 
-@pytest.mark.parametrize("scaling", ["microbatch", "sample"])
-def test_slices_share_out_flop_and_bits_and_pay_the_overheads_each(scaling):
-    given = CLUSTER | {"o_b_scaling": scaling, "act_scaling": scaling}
-    whole = stage_times(**given)
-    cut = stage_times(**given, num_slices=4, attention_share=0.3)
-    overheads = ([[0.2], [0.1]], [[0.2], [0.1]], [[0.5]], [[0.5]])
-    for before, after, once in zip(whole[:4], cut[:4], overheads, strict=True):
-        per_slice = after.reshape(*before.shape, 4)
-        # The overhead of three slices more; everything else is what it was.
-        np.testing.assert_allclose(per_slice.sum(axis=2), before + 3 * np.array(once))
-    np.testing.assert_allclose(cut.weight_s.reshape(2, 2, 4).sum(axis=2), whole.weight_s)
-    assert (cut.weight_s <= cut.backward_s).all()
-
-
 def test_attention_grows_along_the_sequence_as_the_pairs_of_tokens_do():
     bare = CLUSTER | {"t0": 0.0, "lat": 0.0}
     whole = stage_times(**bare).forward_s
@@ -112,16 +86,3 @@ def test_attention_grows_along_the_sequence_as_the_pairs_of_tokens_do():
         np.testing.assert_allclose(attention, np.kron(whole, pairs))
         np.testing.assert_allclose(linear, np.kron(whole, np.full(num_slices, 1 / num_slices)))
         np.testing.assert_allclose(mixed, 0.25 * attention + 0.75 * linear)
-
-
-def test_whole_micro_batches_take_to_the_last_bit_what_they_took():
-    plain, cut_once = stage_times(**CLUSTER), stage_times(**CLUSTER, num_slices=1, attention_share=0.37)
-    assert all((a == b).all() for a, b in zip(plain, cut_once, strict=True))
-
-
-def test_columns_that_are_no_slices_are_refused():
-    times = own_times(np.random.default_rng(2), 2, 6)
-    with pytest.raises(ValueError, match="num_slices: expected a divisor of 6 columns, and 1 with fused, found 4"):
-        simulate_pipeline("gpipe", *times, num_slices=4)
-    with pytest.raises(ValueError, match="and 1 with fused, found 2"):
-        simulate_pipeline("fused", *times, num_slices=2)

@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from client_pipeline.partition.families import build_parts
-from client_pipeline.partition.micro_batches import StepId
+from client_pipeline.families.families import build_parts
+from client_pipeline.partition.dropout_seed import StepId
 from client_pipeline.partition.parts import block_weights, own_parameters
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.partition.spec import LoraConfig
 from client_pipeline.runtime.config import RuntimeConfig
-from client_pipeline.runtime.decoder_update import HeadTrainer
-from client_pipeline.runtime.local_decoder import LocalDecoder
-from client_pipeline.runtime.optimizer import PartOptimizer
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.pipeline import Pipeline
-from client_pipeline.runtime.placement import Placement
+from client_pipeline.runtime.control_unit.local_decoder import LocalDecoder
+from client_pipeline.runtime.devices.pipeline import Pipeline
+from client_pipeline.runtime.ray.placement import Placement
+from client_pipeline.runtime.stage.decoder_update import HeadTrainer
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from client_pipeline.runtime.stage.optimizer import PartOptimizer
 from helpers.shared_actors import shared_but
 from helpers.tiny_models import NUM_BLOCKS, tiny_batch, tiny_spec
 
@@ -30,12 +30,12 @@ def trained(name, spec, cut, placement, **runtime):
     parts = build_parts(spec, seed=1)
     parts.embedding.train()
     optimizer = PartOptimizer(own_parameters(parts.embedding), ADAMW)
-    link = LocalDecoder(HeadTrainer(parts.head, ADAMW, unit=NUM_BLOCKS), local_steps=STEPS, timeout_s=60.0)
+    link = LocalDecoder(HeadTrainer(parts.head, ADAMW, unit=NUM_BLOCKS), local_steps=STEPS, timeout_s=240.0)
     pipeline = Pipeline(
         name=name,
         spec=spec,
         optimizer=ADAMW,
-        runtime=RuntimeConfig(timeout=60, **runtime),
+        runtime=RuntimeConfig(timeout=240, **runtime),
         placement=placement,
         frozen=parts.frozen_weights(),
     )
@@ -62,7 +62,7 @@ def trained(name, spec, cut, placement, **runtime):
     ("family", "lora", "schedule", "runtime", "placement"),
     [
         ("llama", None, "gpipe", {}, SHARED),
-        ("gpt2", None, "1f1b", {"recompute": True}, SHARED),
+        ("gpt2", None, "1f1b", {"recompute": "always"}, SHARED),
         # Each device has an actor of its own.
         ("qwen3", LoraConfig(rank=2), "zb-h1", {"devices_per_actor": 1}, Placement()),
     ],

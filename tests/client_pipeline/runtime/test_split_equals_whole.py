@@ -5,16 +5,16 @@ import itertools
 import pytest
 import torch
 
-from client_pipeline.partition import transformer
-from client_pipeline.partition.families import build_parts
-from client_pipeline.partition.micro_batches import StepId
+from client_pipeline.families import transformer
+from client_pipeline.families.families import build_parts
+from client_pipeline.partition.dropout_seed import StepId
 from client_pipeline.partition.parts import block_weights, join_weights, own_parameters
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.config import RuntimeConfig
-from client_pipeline.runtime.decoder_update import HeadTrainer
-from client_pipeline.runtime.optimizer import gradients
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.whole import whole_step
+from client_pipeline.runtime.stage.decoder_update import HeadTrainer
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from client_pipeline.runtime.stage.optimizer import gradients
+from client_pipeline.runtime.stage.whole import whole_step
 from helpers.local_head import LocalHead
 from helpers.shared_actors import SHARED_ACTORS
 from helpers.tiny_models import CLASSIC, NUM_BLOCKS, tiny_batch, tiny_spec
@@ -29,7 +29,7 @@ POST_NORM = transformer.spec(
 @pytest.fixture(scope="module")
 def pipelines(local_ray):
     """One pipeline per specification, kept over plans as in a run; its devices share the tests' actors."""
-    from client_pipeline.runtime.pipeline import Pipeline
+    from client_pipeline.runtime.devices.pipeline import Pipeline
 
     made = {}
     numbers = itertools.count()
@@ -43,7 +43,7 @@ def pipelines(local_ray):
                 name=f"test-equality-{next(numbers)}",
                 spec=spec,
                 optimizer=SGD,
-                runtime=RuntimeConfig(timeout=60, recompute=recompute, precision=precision),
+                runtime=RuntimeConfig(timeout=240, recompute="always" if recompute else "never", precision=precision),
                 placement=SHARED_ACTORS.placement(0, 4),
             )
         return made[key]

@@ -1,23 +1,17 @@
 """Stages over gloo without Ray: threads of one process stand for the devices."""
 
-import functools
-import operator
-
 import pytest
 import torch
 
-from client_pipeline.partition import transformer
-from client_pipeline.partition.families import build_parts
-from client_pipeline.partition.micro_batches import StepId
+from client_pipeline.families import transformer
+from client_pipeline.families.families import build_parts
+from client_pipeline.partition.dropout_seed import StepId
 from client_pipeline.partition.parts import block_weights
 from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
-from client_pipeline.runtime.device import StepReport
-from client_pipeline.runtime.moved_block import MovedBlock
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.schedules import SCHEDULES
-from client_pipeline.runtime.stage import DoneAction, Stage, StepOrder, run_actions
-from client_pipeline.runtime.step_outcome import StepOutcome
-from client_pipeline.runtime.transport import (
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from client_pipeline.runtime.stage.moved_block import MovedBlock
+from client_pipeline.runtime.stage.stage import Stage, StepOrder, run_actions
+from client_pipeline.runtime.transport.transport import (
     BACKWARD,
     FORWARD,
     GlooTransport,
@@ -25,6 +19,7 @@ from client_pipeline.runtime.transport import (
     TransportError,
     open_store,
 )
+from client_pipeline.timetable.schedules import SCHEDULES
 from helpers.rings import Threads, make_ring
 
 SGD = OptimizerConfig(name="sgd", lr=0.1)
@@ -139,33 +134,6 @@ def test_recomputing_keeps_inputs_only_and_changes_no_gradient(schedule):
     assert all(not stage._inputs and not stage._outputs for stage in kept + recomputed)
 
 
-def test_gradients_wait_until_they_are_applied_or_discarded():
-    stages, *_ = run_pipeline((4,), "gpipe", 2)
-    (stage,) = stages
-    norm_sq = stage.gradient_norm_sq()
-    assert norm_sq == pytest.approx(sum(float(g.square().sum()) for g in all_gradients(stages).values()), rel=1e-5)
-    before = {i: {n: v.clone() for n, v in block.items()} for i, block in stage.weights().items()}
-    waiting = stage.gradients()
-    stage.apply(1, 0.5)
-    for i, block in stage.weights().items():
-        for name, value in block.items():
-            torch.testing.assert_close(value, before[i][name] - 0.1 * 0.5 * waiting[i][name])
-    assert stage.gradient_norm_sq() == 0.0
-
-
-def test_discard_forgets_a_step_that_did_not_complete():
-    stage = Stage(SPEC, SGD)
-    stage.place(0)
-    mask_BT = torch.ones(2, 3, dtype=torch.bool)
-    y_BTD = stage.forward(STEP, 0, torch.randn(2, 3, 8), mask_BT)
-    stage.forward(STEP, 1, torch.randn(2, 3, 8), mask_BT)
-    stage.backward(STEP, 0, torch.ones_like(y_BTD), mask_BT)
-    assert stage.gradient_norm_sq() > 0
-    stage.discard()
-    assert stage.gradient_norm_sq() == 0.0
-    assert not stage._inputs and not stage._outputs
-
-
 def test_a_block_moves_with_its_weights_and_its_optimizer_state():
     config = OptimizerConfig(name="adamw", lr=0.01)
     stays, source, target = Stage(SPEC, config), Stage(SPEC, config), Stage(SPEC, config)
@@ -187,19 +155,23 @@ def test_a_block_moves_with_its_weights_and_its_optimizer_state():
         assert torch.equal(value, target.weights()[2][name]), name
 
 
-def test_blocks_run_in_the_models_order_whatever_order_they_came_in():
-    stage = Stage(SPEC, SGD)
-    for index in (3, 1, 2):
-        stage.place(index)
-    assert list(stage.blocks) == [1, 2, 3]
-
-
-def test_loading_weights_of_another_shape_names_the_block():
-    stage = Stage(SPEC, SGD)
-    stage.place(1)
-    weights = {name: value[:1] for name, value in stage.weights()[1].items()}
-    with pytest.raises(ValueError, match=r"TEB 1: .* has shape .* expected"):
-        stage.load({1: weights})
+def test_a_step_that_is_given_up_leaves_neither_gradients_nor_activations():
+    stage, x_BTD, mask_BT = Stage(SPEC, SGD), torch.ones(2, 3, 8), torch.ones(2, 3, dtype=torch.bool)
+    stage.place(0)
+    for i in range(2):
+        stage.forward(STEP, i, x_BTD, mask_BT)
+    stage.backward(STEP, 0, x_BTD, mask_BT)
+    stage.discard()
+    assert stage.gradient_norm_sq() == 0.0
+    stage.peak_stored = 0
+    stage.forward(STEP, 5, x_BTD, mask_BT, splits=True)
+    assert stage.peak_stored == 1
+    stage.discard()
+    with pytest.raises(KeyError):
+        stage.backward_weights(5)
+    order = StepOrder(step=STEP, schedule="gpipe", sizes=[1, 1], mask_BT=mask_BT, width=8, num_slices=3, carried=2)
+    assert [list(order.numbers(i)) for i in range(2)] == [[0, 1, 2], [3, 4, 5]]
+    assert order.shapes() == [(3, 1, 8)] * 6 and order.shapes(last=True) == [(1, 1, 8)] * 6
 
 
 def test_a_member_that_leaves_is_noticed_by_its_neighbour():
@@ -210,19 +182,6 @@ def test_a_member_that_leaves_is_noticed_by_its_neighbour():
     (error,) = waiting.join()
     assert isinstance(error, TransportError)
     assert "waiting for activations of micro-batch 0 from rank 1" in str(error)
-
-
-def test_a_member_that_leaves_frees_its_own_waiting_threads_too():
-    # Letting go of the group alone left both ends waiting for the group's timeout.
-    ring = make_ring(2)
-    receives = [ring[rank].receive((4,), 1 - rank, FORWARD, 0) for rank in (0, 1)]
-    waiting = Threads(*(receive.wait for receive in receives))
-    ring[0].close()
-    errors = waiting.join()
-    assert all(isinstance(error, TransportError) for error in errors), errors
-    assert not any("imed out" in str(error) for error in errors), errors
-    with pytest.raises(TransportError, match="this member has left the group"):
-        ring[0].send(torch.zeros(1), 1, FORWARD, 1)
 
 
 def test_nothing_of_a_cluster_on_one_machine_can_be_reached_from_another():
@@ -278,22 +237,3 @@ def test_a_stage_has_flushed_what_it_sent_when_its_actions_are_done(schedule, mo
     monkeypatch.setattr(GlooTransport, "flush", lambda self: (flush(self), flushed.append(self.rank)))
     run_pipeline((2, 2), schedule, m=3)
     assert sorted(flushed) == [0, 1, 2]
-
-
-def test_a_step_of_several_batches_weighs_what_all_of_them_do():
-    def outcome(weight, loss_sum, norm_sq):
-        report = StepReport(actions=[DoneAction("F", 0, 0.0, weight)], norm_sq=norm_sq, work=2 * weight)
-        return StepOutcome(
-            loss_sum=loss_sum,
-            weight=weight,
-            devices={0: report},
-            link_bytes=10 * weight,
-            decoder_norm_sq=norm_sq,
-            segments=[],
-        )
-
-    joined = functools.reduce(operator.add, [outcome(5, 1.0, 0.5), outcome(3, 2.0, 0.7), outcome(1, 4.0, 0.9)])
-    assert (joined.weight, joined.loss_sum, joined.link_bytes) == (9, 7.0, 90)
-    # Gradients accumulate, so that the last norm is that of all.
-    assert joined.decoder_norm_sq == joined.devices[0].norm_sq == 0.9
-    assert joined.devices[0].work == 18 and [action.end for action in joined.devices[0].actions] == [5, 3, 1]

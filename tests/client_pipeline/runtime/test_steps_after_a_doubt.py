@@ -1,23 +1,20 @@
 """Rounds after one that failed, moves within one: no TEB is computed twice, no gradient or step counts twice."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime.faults import FailedRound
-from client_pipeline.runtime.pacing import Pace, StagePace
-from client_pipeline.runtime.transport import TransportError
+from client_pipeline.runtime.transport.faults import FailedRound
+from client_pipeline.runtime.transport.transport import TransportError
+from client_pipeline.timetable.pacing import Pace, StagePace
 from helpers.recovery_cases import (
-    ADAMW,
     LOCAL_STEPS,
     SPEC,
     THREE,
     assert_equal,
-    control_unit,
-    decoder_refuses,
+    control_units,
     faults,
     initial,
     once,
@@ -27,22 +24,14 @@ from helpers.recovery_cases import (
 from helpers.thread_ray import run_in_threads
 
 PLAIN = replace(SPEC, config={**SPEC.config, "dropout": 0.0})
-CLIPPED = replace(ADAMW, clip_norm=0.5)
 HANG_S = 60.0
 
 
 @pytest.fixture
 def units(monkeypatch):
     run_in_threads(monkeypatch)
-    made = []
-
-    def make(**more):
-        made.append(control_unit(f"doubt-{len(made)}", **{"spec": PLAIN, **more}))
-        return made[-1]
-
-    yield make
-    for unit in made:
-        unit.close()
+    with control_units("doubt", spec=PLAIN) as make:
+        yield make
 
 
 def train(unit, rounds=(1, 2), plan=THREE, weights=None, **more):
@@ -51,53 +40,6 @@ def train(unit, rounds=(1, 2), plan=THREE, weights=None, **more):
 
 def plan_of(*delta):
     return ClusterPlan(delta=delta, order=tuple(k for k, d in enumerate(delta) if d), m=4)
-
-
-def fail(unit, number, weights, plan):
-    """A round whose decoder refuses the third micro-batch."""
-    with decoder_refuses(unit), pytest.raises(FailedRound, match="the decoder said no"):
-        train(unit, [number], plan, weights)
-
-
-def rounds_with_a_failure(unit, plans):
-    weights = None
-    for number, plan in enumerate(plans, 1):
-        if number == 2:
-            fail(unit, number, weights, plan)
-        else:
-            weights, _ = train(unit, [number], plan, weights)
-    return weights
-
-
-def test_a_device_that_sat_out_a_plan_has_dropped_its_tebs_when_it_is_used_again(units):
-    """After the failed round it was not asked: it would compute them beside those that it is given."""
-    varying = [plan_of(*delta) for delta in [(1, 1, 2), (1, 1, 2), (2, 2, 0), (1, 2, 1), (1, 2, 1)]]
-    expected = rounds_with_a_failure(units(), [plan_of(1, 1, 2)] * len(varying))
-    unit = units()
-    assert_equal(rounds_with_a_failure(unit, varying), expected)
-    held = [sorted(unit.pipeline.pool[device]._instance.stage.blocks) for device in range(3)]
-    assert held == [[0], [1, 2], [3]]
-
-
-@pytest.mark.parametrize("when", ["the norm is not finite", "a device cannot apply its step"])
-def test_gradients_of_a_step_that_was_not_applied_are_in_no_later_one(units, when):
-    settings = {"optimizer": CLIPPED, "local_steps": 1}
-    other = units(**settings)
-    weights, _ = train(other, [1])
-    fail(other, 2, weights, THREE)
-    expected, _ = train(other, [3], weights=weights)
-
-    unit = units(**settings)
-    weights, _ = train(unit, [1])
-    with pytest.MonkeyPatch.context() as patch:
-        if when.startswith("the norm"):
-            patch.setattr(unit.optimizer, "gradient_norm_sq", lambda: math.nan)
-        else:
-            stage = unit.pipeline.pool[0]._instance.stage
-            patch.setattr(stage, "apply", lambda *arguments: (_ for _ in ()).throw(MemoryError("no memory")))
-        with pytest.raises(FailedRound, match="NaN or Inf|no memory"):
-            train(unit, [2], weights=weights)
-    assert_equal(train(unit, [3], weights=weights)[0], expected)
 
 
 def test_with_one_copy_a_round_a_device_lost_while_tebs_move_loses_the_round_and_says_so(units):
@@ -139,17 +81,6 @@ def test_a_device_lost_after_the_last_commit_costs_nothing(units):
     assert [(kind, device) for kind, device, *_ in faults(results)] == [("device", 0)]
     steps = {int(value) for name, value in unit.optimizer.state().items() if name.endswith("/step")}
     assert steps == {2 * LOCAL_STEPS}
-
-
-def test_a_lost_round_takes_the_own_heads_optimizer_back_with_the_tebs(units):
-    unit = units(runtime={"snapshots": "round"})
-    weights, _ = train(unit, [1])
-    before = {name: value.clone() for name, value in unit._own_head.optimizer.state().items()}
-    once(unit, round_=2, step=2, kind="G", micro_batch=1, act=lambda: unit.pipeline.pool[1].end_process())
-    with pytest.raises(FailedRound, match="the round is lost"):
-        train(unit, [2], weights=weights)
-    assert before
-    assert_equal(unit._own_head.optimizer.state(), before)
 
 
 def test_a_device_that_ends_after_its_answer_is_recovered_where_what_was_sent_is_asked_for(units):

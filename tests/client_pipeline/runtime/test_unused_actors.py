@@ -1,29 +1,22 @@
-"""When the process of actors ends itself, by a clock."""
+"""The end of a process of actors that nobody uses, by a clock."""
 
-import gc
 import weakref
 from types import SimpleNamespace
 
 import pytest
 
-from client_pipeline.runtime import unused_actors
-from client_pipeline.runtime.unused_actors import Watch
+from client_pipeline.runtime.ray import unused_actors
+from client_pipeline.runtime.ray.unused_actors import Watch
+from helpers.clocks import Clock
 
 
-class Clock:
-    """Time passes while somebody sleeps; a test says what happens after which sleep."""
+class EventfulClock(Clock):
+    """A clock with calls that follow a sleep of a given number."""
 
-    def __init__(self):
-        self.now = 100.0
-        self.slept = []
-        self.then = {}
-
-    def monotonic(self):
-        return self.now
+    then = {}
 
     def sleep(self, seconds):
-        self.now += seconds
-        self.slept.append(seconds)
+        super().sleep(seconds)
         self.then.get(len(self.slept), lambda: None)()
 
 
@@ -49,7 +42,7 @@ def process(monkeypatch):
         assert code == 0
         raise Ended
 
-    made = Clock()
+    made = EventfulClock()
     made.threads = Threads()
     made.initialized, made.mode = True, 1
     ray = SimpleNamespace(
@@ -93,26 +86,3 @@ def test_a_process_of_several_actors_ends_with_the_last_of_them(process):
     run_out(process)
     assert sum(process.slept) == 20.0 and len(process.threads.started) == 1
     assert not long.busy
-
-
-def test_an_actor_that_was_let_go_keeps_no_process(process):
-    watches = [Watch(4.0), Watch(1000.0)]
-    process.then = {2: lambda: (watches.pop(), gc.collect())}
-    run_out(process)
-    assert sum(process.slept) == 10.0
-
-
-@pytest.mark.parametrize(
-    ("initialized", "mode", "watched"), [(True, 1, True), (True, 0, False), (True, 2, False), (False, 1, False)]
-)
-def test_only_a_process_that_ray_started_is_ours_to_end(process, initialized, mode, watched):
-    process.initialized, process.mode = initialized, mode
-    Watch(1.0)
-    assert len(process.threads.started) == watched
-
-
-def test_a_call_is_busy_until_it_is_over():
-    watch = Watch(8.0)
-    with watch, watch:
-        assert watch.busy
-    assert not watch.busy

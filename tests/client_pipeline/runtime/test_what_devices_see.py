@@ -1,11 +1,11 @@
-"""What leaves the control unit for its devices: activations, gradients, masks and blocks; no token ids, no labels."""
+"""Data that leaves the control unit for its devices: activations, gradients, masks, blocks; no token ids, no labels."""
 
 import pickle
 
 import torch
 
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime.transport import GlooTransport
+from client_pipeline.runtime.transport.transport import GlooTransport
 from helpers import thread_ray
 from helpers.recovery_cases import SPEC, Examples, control_unit, initial, train, within
 from helpers.thread_ray import run_in_threads

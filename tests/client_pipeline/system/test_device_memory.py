@@ -1,4 +1,4 @@
-"""What a device is planned to need at its peak, by hand and against what its matrices and passes take."""
+"""Planned peak memory of a device, by hand and against what its matrices and passes take."""
 
 from dataclasses import replace
 
@@ -6,10 +6,10 @@ import pytest
 
 from client_pipeline.partition.plan import micro_batch_sizes, whole_blocks
 from client_pipeline.partition.spec import LoraConfig
-from client_pipeline.runtime.schedules import held_at_backward
 from client_pipeline.system.costs import model_costs, teb_costs
 from client_pipeline.system.device_memory import TebMemory
 from client_pipeline.system.scenario import load_scenario
+from client_pipeline.timetable.schedules import held_at_backward
 from helpers.tiny_models import tiny_spec
 from strategies.planning.planner import RoundPlanner
 from strategies.planning.policies import make_policy
@@ -54,7 +54,7 @@ def test_teb_by_teb_and_beside_them_no_plan_needs_more_than_is_counted():
 
 
 def test_frozen_matrices_count_as_they_are_held_and_what_brings_them_back_for_a_moment():
-    teb = {name: teb_costs(replace(LLAMA, base_dtype=name), 8) for name in ("float32", "bfloat16", "int8", "nf4")}
+    teb = {name: teb_costs(replace(LLAMA, base_dtype=name), 4) for name in ("float32", "bfloat16", "int8", "nf4")}
     # 16 -> 16, 8, 8 and 16 of the attention, three of 16 x 32.
     frozen, rows = 16 * (16 + 8 + 8 + 16) + 3 * 16 * 32, 16 + 8 + 8 + 16 + 32 + 32 + 16
     whole = teb["float32"]

@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
-from client_pipeline.runtime.event_simulator import simulate_pipeline
 from client_pipeline.system.latency import (
     flow_shop_latency,
-    gpipe_latency,
     link_time,
     micro_batch_work,
     pipeline_latency_paper,
@@ -14,6 +12,8 @@ from client_pipeline.system.latency import (
     stage_time,
     teb_time,
 )
+from client_pipeline.timetable.event_simulator import simulate_pipeline
+from helpers.oracles import gpipe_latency
 
 
 def test_work_of_a_micro_batch_counts_the_backward_pass_once_or_for_each_sample():

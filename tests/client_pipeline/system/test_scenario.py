@@ -6,6 +6,7 @@ import tomllib
 import pytest
 
 from client_pipeline.system.scenario import load_scenario, parse_scenario
+from helpers.mistaken_values import changed
 from helpers.repository import ROOT
 
 GOOD = tomllib.loads((ROOT / "configs" / "scenarios" / "default.toml").read_text())
@@ -99,16 +100,8 @@ def test_a_list_gives_each_device_its_own_value():
     ],
 )
 def test_mistakes_name_file_and_key(path, value, message):
-    raw = copy.deepcopy(GOOD)
-    target = raw
-    for key in path[:-1]:
-        target = target[key]
-    if value is None:
-        del target[path[-1]]
-    else:
-        target[path[-1]] = value
     with pytest.raises(ValueError) as error:
-        parse_scenario(raw, "x")
+        parse_scenario(changed(GOOD, path, value), "x")
     assert message in str(error.value)
 
 
@@ -169,3 +162,70 @@ def test_path_loss_falls_with_the_distance():
     raw["channel"] = {"gain-db": -30, "distance-m": [10, 100, 1000], "path-loss-exponent": 3}
     gains = [g[0] for g in parse_scenario(raw, "x").channels.large_scale_gain]
     assert gains == pytest.approx([1e-6, 1e-9, 1e-12])
+
+
+def test_one_gain_more_than_a_million_is_refused():
+    raw = GOOD | {"clusters": 101, "channels": 9901}
+    message = "x: channels: expected at most 1,000,000 for all clusters together, found 1,000,001"
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        parse_scenario(raw, "x")
+
+
+@pytest.mark.parametrize(
+    ("path", "last", "next_one", "message"),
+    [
+        (("seed",), 2**63 - 1, 2**63, "x: seed: expected at most 9,223,372,036,854,775,807, found"),
+        (("devices",), {"min": 3, "max": 3}, {"min": 3, "max": 10_001}, "x: devices.max: expected at most 10,000"),
+        (("device", "memory-gb"), {"min": 2, "max": 2}, {"min": 2.1, "max": 2}, "min 2.1 is above max 2"),
+        (("device", "speed-factor"), 1.0, 1.001, "x: device.speed-factor: expected at most 1"),
+        (("channel",), {"fading-floor": 1.0}, {"fading-floor": 1.001}, "x: channel.fading-floor: expected at most 1"),
+        (("channel",), {"shadowing-db": 0}, {"shadowing-db": -0.1}, "expected a number of at least 0"),
+        (("block", "weight-gradient-share"), 1.0, 1.001, "weight-gradient-share: expected a share from 0 to 1"),
+        (("block", "kept-keys-share"), 1.0, 1.001, "kept-keys-share: expected a share from 0 to 1"),
+        (("block", "activation-memory-gb"), 0.374, 0.375, "expected a part of block.memory-gb, 0.375, found 0.375"),
+        (("block", "upload-mbit"), 0.0, -1e-9, "x: block.upload-mbit: expected a number of at least 0"),
+        (("planner",), {"batch-size": 10**6}, {"batch-size": 10**6 + 1}, "expected at most 1,000,000, found 1000001"),
+        (("planner",), {"local-steps": 10**6}, {"local-steps": 10**6 + 1}, "expected at most 1,000,000, found 1000001"),
+        (("planner",), {"blocks": 10_000}, {"blocks": 10_001}, "x: planner.blocks: expected at most 10,000"),
+        (("planner",), {"max-micro-batches": 10_000}, {"max-micro-batches": 10_001}, "expected at most 10,000"),
+    ],
+)
+def test_the_last_value_of_a_range_is_taken_and_the_next_refused(path, last, next_one, message):
+    assert parse_scenario(changed(GOOD, path, last), "x").num_clusters == 3
+    with pytest.raises(ValueError, match=message):
+        parse_scenario(changed(GOOD, path, next_one), "x")
+
+
+def test_costs_of_a_file_are_its_own_in_si():
+    block = {
+        "forward-gflop": 2.0,
+        "backward-gflop": 3.0,
+        "backward-per": "sample",
+        "overhead-s": 0.5,
+        "activations-mbit": 4.0,
+        "gradient-mbit": 5.0,
+        "activations-per": "sample",
+        "link-latency-s": 0.25,
+        "upload-mbit": 6.0,
+        "upload-energy-mbit": 7.0,
+        "upload-activations-mbit": 8.0,
+        "downlink-mbit-per-s": 9.0,
+        "decoder-s": 0.75,
+        "memory-gb": 1.5,
+        "weight-gradient-share": 0.5,
+        "attention-share": 0.125,
+        "activation-memory-gb": 1.0,
+        "kept-keys-share": 0.0625,
+    }
+    costs = parse_scenario(GOOD | {"block": block}, "x").costs
+    assert (costs.o_f, costs.o_b, costs.o_b_scaling, costs.t0) == (2e9, 3e9, "sample", 0.5)
+    assert (costs.z_bits, costs.g_bits, costs.act_scaling, costs.lat) == (4e6, 5e6, "sample", 0.25)
+    assert (costs.upload_time_bits, costs.upload_energy_bits, costs.upload_activation_bits) == (6e6, 7e6, 8e6)
+    assert (costs.downlink_rate, costs.decoder_s, costs.block_memory) == (9e6, 0.75, 1.5e9)
+    assert (costs.weight_share, costs.attention_share, costs.kept_keys_share) == (0.5, 0.125, 0.0625)
+    assert (costs.activation_memory, costs.device_memory, costs.memory) == (1e9, 0.0, None)
+
+
+@pytest.mark.parametrize(("planner", "most"), [({"batch-size": 8}, 8), ({"max-micro-batches": 4}, 4), ({}, 64)])
+def test_a_batch_has_no_more_micro_batches_than_examples(planner, most):
+    assert parse_scenario(GOOD | {"planner": planner}, "x").planner.max_micro_batches == most

@@ -8,6 +8,7 @@ import pytest
 
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import load_scenario, parse_scenario
+from helpers.mistaken_values import changed
 
 TEXT = """
 format = "collapipe-scenario/1"
@@ -209,16 +210,8 @@ def test_packaged_networks_of_unequal_clusters():
     ],
 )  # fmt: skip
 def test_mistakes_name_the_cluster_and_its_key(path, value, message):
-    raw = copy.deepcopy(GOOD)
-    target = raw
-    for key in path[:-1]:
-        target = target[key]
-    if value is None:
-        del target[path[-1]]
-    else:
-        target[path[-1]] = value
     with pytest.raises(ValueError) as error:
-        parse_scenario(raw, "x")
+        parse_scenario(changed(GOOD, path, value), "x")
     assert message in str(error.value)
 
 

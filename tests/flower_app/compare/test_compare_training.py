@@ -1,15 +1,19 @@
 """Strategies and policies trained beside each other: what is refused, and what the figures say."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from flower_app.cli.main import app
 from flower_app.compare import trained as compare_training
 from flower_app.compare.trained import contenders
 from flower_app.config.run_config import RunConfig
 from flower_app.launch.launcher import Outcome
+from flower_app.launch.run_series import train_series
 from flower_app.launch.session_app import RUNS
 from flower_app.runs import run_checkpoints
 from flower_app.runs.run_directory import FAILED, FINISHED, append_round, read_run_config, write_summary
@@ -49,7 +53,7 @@ def fake_round(number, scale):
 
 
 def fake_run(run_dir, config, resume):
-    """What a run leaves behind: the first round of four takes a hundred times as long."""
+    """Write the files of a run whose first round of four takes a hundred times as long."""
     for number in range(1, 5):
         append_round(run_dir, fake_round(number, (100 if number == 1 else 1) * (1 + config.seed)))
     write_summary(run_dir, FINISHED, rounds=4, wall_s=1.0, metrics={"loss": 1.0, "bleu": 40.0 + config.seed})
@@ -119,6 +123,37 @@ def test_means_leave_out_the_first_quarter_and_go_over_seeds(tmp_path):
     assert compare_training.training_table(found).row_count == 2
 
 
+def labelled_run(run_dir, config, resume):
+    """A run that keeps its model of round 2, whose scores are near each other."""
+    scores = {2: 0.71234, 4: 0.6}
+    for number in range(1, 5):
+        accuracy = {"loss": 1.0, "accuracy": scores[number] + config.seed / 10} if number in scores else {}
+        append_round(run_dir, fake_round(number, 1.0) | {"metrics": accuracy})
+    write_summary(run_dir, FINISHED, rounds=4, scored_round=2, wall_s=1.0, metrics={"loss": 1.0, "accuracy": 0.70618})
+
+
+@pytest.mark.slow
+def test_the_table_has_validation_and_test_apart_in_four_digits_and_a_legend(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "flower_app.compare.trained.train_series",
+        lambda series, folder, say, launcher: train_series(series, folder, say, FakeLauncher(labelled_run)),
+    )
+    arguments = ["compare", "--train", "--policies", "dssda,uniform", "--scenario", "table2", "--rounds", "4"]
+    outcome = CliRunner().invoke(app, [*arguments, "--seeds", "2"])
+    assert outcome.exit_code == 0, outcome.output
+    table, _, legend = outcome.stdout.partition("\n\n")
+    header, *rows = table.splitlines()
+    assert "validation accuracy" in header and "test accuracy" in header, header
+    assert all(
+        row.split()[:3] == [name, "0.7623", "0.7062"] for row, name in zip(rows, ("dssda", "uniform"), strict=True)
+    )
+    columns = [name for name in re.split(r"\s{2,}", header.strip()) if name]
+    assert [re.split(r"\s{2,}", line)[0] for line in legend.strip().splitlines()] == columns
+    runs = json.loads((tmp_path / "compare" / "compare.json").read_text())["runs"]
+    assert [run["validations"] for run in runs] == [[0.71234, 0.81234]] * 2 and runs[0]["metrics"] == [0.70618] * 2
+
+
 @pytest.mark.slow
 def test_an_interrupted_comparison_goes_on_and_another_configuration_is_refused(tmp_path):
     trained = []
@@ -165,11 +200,3 @@ def test_a_run_of_a_comparison_that_stopped_goes_on_from_its_checkpoint_or_begin
     assert begun == [False, False, True]
     assert "dssda-seed0: did not finish, and has no checkpoint; begins again" in said
     assert "dssda-seed0: goes on from its checkpoint" in said
-
-
-def test_a_comparison_removes_nothing_that_is_not_its_own(tmp_path):
-    (tmp_path / "dssda-seed0").mkdir()
-    (tmp_path / "dssda-seed0" / "thesis.tex").write_text("all of it")
-    with pytest.raises(ValueError, match="dssda-seed0: is not a run directory; move it away"):
-        compare(contenders(base(), "dssda", ""), 1, tmp_path)
-    assert (tmp_path / "dssda-seed0" / "thesis.tex").read_text() == "all of it"

@@ -21,12 +21,6 @@ def test_both_names_of_a_key_mean_the_same(tmp_path):
         assert not OTHER_NAMES.keys() & config.to_flat().keys()
 
 
-def test_sets_win_over_the_file_whatever_the_names(tmp_path):
-    (tmp_path / "mine.toml").write_text("num-rounds = 5\n[optimizer]\nlr = 1.0\n")
-    config = load_config(str(tmp_path / "mine.toml"), ["num-server-rounds=7", "learning-rate=0.5"])
-    assert (config.num_rounds, config.optimizer.lr) == (7, 0.5)
-
-
 def test_both_names_at_once_are_an_error(tmp_path):
     with pytest.raises(ValueError) as error:
         read_sets(["num-server-rounds=7", "num-rounds=7"])
@@ -44,10 +38,3 @@ def test_what_flower_hands_over_has_every_name_and_0_stands_for_none():
     assert RunConfig.from_flat(everything | {"num-server-rounds": 2}).num_rounds == 2
     with pytest.raises(ValueError, match="--run-config gives 2, and num-rounds = 3 too"):
         RunConfig.from_flat(everything | {"num-server-rounds": 2, "num-rounds": 3})
-
-
-def test_another_name_is_checked_as_its_key():
-    with pytest.raises(ValueError, match="num-rounds: expected a whole number, found a text: 'many'"):
-        load_config(None, ["num-server-rounds=many"])
-    with pytest.raises(ValueError, match="num-rounds: expected at least 1, found 0"):
-        load_config(None, ["num-server-rounds=0"])

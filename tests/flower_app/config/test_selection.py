@@ -7,7 +7,7 @@ import pytest
 from flower_app.config.run_config import RunConfig
 from flower_app.config.selection import SelectionConfig
 from flower_app.tasks.base import TASKS, TaskConfig, task
-from flower_app.training.model_selection import ModelSelection
+from flower_app.training.early_stopping import ModelSelection
 
 
 def follow(values, **config):
@@ -17,25 +17,9 @@ def follow(values, **config):
     return selection, better
 
 
-def test_a_loss_is_to_fall_and_a_score_to_rise():
-    assert follow([3.0, 2.0, 2.5, 1.0])[1] == [True, True, False, True]
-    selection, better = follow([10.0, 30.0, 20.0], metric="bleu")
-    assert better == [True, True, False] and (selection.best_round, selection.best) == (2, 30.0)
-
-
-def test_patience_counts_evaluations_since_the_best():
-    assert not follow([1.0, 2.0, 0.5, 0.6], patience=2)[0].stops
-    assert follow([1.0, 2.0, 0.5, 0.6, 0.5], patience=2)[0].stops
-    assert not follow([1.0] * 50)[0].stops
-
-
 def test_a_gain_within_min_delta_is_none():
     selection, better = follow([1.0, 0.95, 0.89], min_delta=0.1)
     assert better == [True, False, True] and selection.best == 0.89
-
-
-def test_a_diverged_model_is_never_better_and_any_other_is_better_than_it():
-    assert follow([math.nan, math.nan, 5.0, math.nan])[1] == [True, False, True, False]
 
 
 @pytest.mark.parametrize("values", [[1.0, 2.0, 0.1 + 0.2], [math.nan]])
@@ -60,7 +44,6 @@ def test_every_task_names_the_metrics_that_models_are_compared_by():
 @pytest.mark.parametrize(
     ("flat", "message"),
     [
-        ({"selection.patience": 2, "evaluate-every": 0}, "selection.patience: 2 evaluations, but evaluate-every = 0"),
         ({"selection.patience": -1}, "selection.patience: expected at least 0, found -1"),
         ({"selection.min-delta": -0.5}, "selection.min-delta: expected at least 0, found -0.5"),
         (

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.system.scenario import load_scenario
 from flower_app.config.run_config import RunConfig
-from flower_app.config.strategy_choice import check_slices, make_planner
+from flower_app.config.strategy_choice import check_slices
 from helpers.tiny_models import tiny_spec
 
 LLAMA = tiny_spec("llama", dropout=0.0)
@@ -21,10 +20,6 @@ def config(number=4, **more):
 def test_causal_models_without_dropout_are_cut():
     check_slices(config(), LLAMA, [WHOLE])
     check_slices(config(0), LLAMA, [replace(WHOLE, token_slices=8)])
-
-
-def test_without_slices_every_model_goes():
-    check_slices(config(1), tiny_spec("bert"), [WHOLE])
 
 
 @pytest.mark.parametrize(
@@ -44,8 +39,3 @@ def test_others_are_refused_whoever_asks_for_them(number, plan, name, message):
 def test_a_strategy_without_pipelines_is_refused():
     with pytest.raises(ValueError, match="planner.token-slices = 4: expected a strategy whose clusters are pipelines"):
         check_slices(config(strategy="vanilla-fl"), LLAMA, [WHOLE])
-
-
-def test_measured_costs_are_refused():
-    with pytest.raises(ValueError, match="planner.token-slices = 4: expected costs of .* found measured"):
-        make_planner(config(costs="measured"), load_scenario("default"))

@@ -14,17 +14,18 @@ import pytest
 from flwr.app import ConfigRecord, Context, RecordDict
 
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime import actors, device_nodes, fault_files
-from client_pipeline.runtime.actors import (
+from client_pipeline.runtime.control_unit import actors, fault_files
+from client_pipeline.runtime.control_unit.actors import (
     ControlUnitAbsent,
     ControlUnitLost,
     restart_control_unit,
     start_control_unit,
     train_round,
 )
-from client_pipeline.runtime.device_nodes import joined_devices
-from client_pipeline.runtime.faults import FaultRecord
-from client_pipeline.runtime.placement import Placement
+from client_pipeline.runtime.devices import device_nodes
+from client_pipeline.runtime.devices.device_nodes import joined_devices
+from client_pipeline.runtime.ray.placement import Placement
+from client_pipeline.runtime.transport.faults import FaultRecord
 from client_pipeline.system.scenario import load_scenario
 from flower_app import client_app
 from flower_app.deployment.ray_node import RayNode
@@ -38,14 +39,15 @@ from strategies.records import ARRAYS, CONFIG, ROUND_KEY, to_arrays
 
 
 @contextmanager
-def device_machine(ray, ray_secret, host, device, log):
+def device_machine(ray, host, device, log):
     """A node of the test run's own Ray that says it is a device."""
     temp = Path(short_folder()) / f"collapipe-absent-{os.getpid()}-{device}"
     # Ray would put this machine's outer address in the place of 127.0.0.1, where a private Ray does not listen.
     port = ray.get_runtime_context().gcs_address.rpartition(":")[2]
     head = f"[::ffff:127.0.0.1]:{port}"
     node = RayNode(host=host, head=head, devices=(device,), first_port=free_block(), object_store_mb=80, temp=temp)
-    environment = {**flower_environment(temp / "flower"), "PYTHONPATH": os.environ["PYTHONPATH"], **ray_secret}
+    environment = {**flower_environment(temp / "flower"), "PYTHONPATH": os.environ["PYTHONPATH"]}
+    environment |= {name: os.environ[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
     try:
         with running(node.command(), environment, log, lambda: device in joined_devices()):
             yield
@@ -56,7 +58,7 @@ def device_machine(ray, ray_secret, host, device, log):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_cluster_goes_on_without_the_machine_that_is_down_and_asks_one_without_a_teb_what_one_takes(
-    local_ray, ray_secret, end_actors, monkeypatch, tmp_path
+    local_ray, end_actors, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(actors, "DEVICES_TIMEOUT_S", 0.1)
     here = local_ray.get_runtime_context().get_node_id()
@@ -68,9 +70,9 @@ def test_a_cluster_goes_on_without_the_machine_that_is_down_and_asks_one_without
         report = train_round("actors-absent", 0, order(number), 240, place).report
         return sorted(report["devices"]), [(fault["kind"], fault["device"]) for fault in report["faults"]]
 
-    with device_machine(local_ray, ray_secret, host, 0, tmp_path / "d0.log"):
+    with device_machine(local_ray, host, 0, tmp_path / "d0.log"):
         # Before a run begins somebody can still start what is missing.
-        with pytest.raises(ValueError, match=r"devices 1 of 2 have not joined .* start them with collapipe up device"):
+        with pytest.raises(ValueError, match=r"devices 1 of 2 have not joined .* start them with collapipe join"):
             start_control_unit(setup)
         pid = start_control_unit(replace(setup, resume_round=1))["pid"]
         assert trained(2) == (["0"], [("device", 1)])
@@ -82,7 +84,7 @@ def test_a_cluster_goes_on_without_the_machine_that_is_down_and_asks_one_without
         restart_control_unit(replace(setup, resume_round=4, lost_at=time.time()))
         assert trained(5) == (["0"], [("joined", None), ("device", 1)])
 
-        with device_machine(local_ray, ray_secret, host, 1, tmp_path / "d1.log"):
+        with device_machine(local_ray, host, 1, tmp_path / "d1.log"):
             deadline, number, faults = time.monotonic() + 120, 6, []
             while not faults:
                 assert time.monotonic() < deadline

@@ -5,8 +5,8 @@ import re
 import pytest
 import torch
 
-from client_pipeline.runtime import accelerator
-from client_pipeline.runtime.accelerator import AcceleratorKind
+from client_pipeline.runtime.stage import accelerator
+from client_pipeline.runtime.stage.accelerator import AcceleratorKind
 from flower_app.deployment.machine_checks import check_accelerator
 
 

@@ -1,4 +1,4 @@
-"""The commands in ``deploy/`` and in ``docs/deployment.md`` are ones that the command line takes."""
+"""The commands in ``deploy/`` and in the deployment's pages are ones that the command line takes."""
 
 import os
 import re
@@ -16,16 +16,18 @@ from flower_app.cli.main import app
 from flower_app.config.sources import load_config
 from flower_app.deployment import control_unit_box, device_box, edge_server, ray_node
 from flower_app.deployment.metrics_door import metrics_address
+from flower_app.joining import join_code
 from flower_app.node.config import KEYS
+from helpers.joining import edge_folder, joined_by_files
 from helpers.repository import ROOT
 
-PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+PAGE = "\n".join((ROOT / "docs" / f"{name}.md").read_text("utf-8") for name in ("deployment", "deployment-reference"))
 
 
 def in_page():
     blocks = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
     found = [line for block in blocks for line in block.splitlines() if re.match(r"(\w+=\S+ )*collapipe ", line)]
-    found += re.findall(r"`(collapipe (?:certs|run|profile) [^`]*?--[^`]*)`", PAGE)
+    found += re.findall(r"`(collapipe (?:join|invite|run|profile) [^`]*?--[^`]*)`", PAGE)
     return [re.sub(r".*?(?=collapipe )", "", " ".join(line.split()), count=1) for line in found]
 
 
@@ -39,7 +41,8 @@ def in_units():
 
 def in_compose():
     text = (ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8")
-    yield from (f"collapipe {command}" for command in re.findall(r"^\s+command: (.*)$", text, re.MULTILINE))
+    for command in re.findall(r"^\s+command: (.*)$", text, re.MULTILINE):
+        yield "collapipe " + re.sub(r"\$\{\w+-\}", "CODE", command)
 
 
 def parsed(line):
@@ -61,8 +64,8 @@ def test_a_command_is_one_that_we_take(line):
 
 def test_there_are_commands_for_every_machine():
     for where in (in_page(), list(in_units()), list(in_compose())):
-        for kind in ("edge-server", "cu", "device"):
-            assert any(f"up {kind} " in line for line in where), kind
+        for command in ("up edge-server ", "join "):
+            assert any(line.startswith(f"collapipe {command}") for line in where), command
 
 
 def test_the_page_names_the_ports_that_are_taken_by_default():
@@ -74,10 +77,11 @@ def test_the_page_names_the_ports_that_are_taken_by_default():
 
 def test_defaults_of_the_commands_are_those_of_the_programs():
     assert commands._SUPERLINK_PORT == edge_server.SUPERLINK_PORT
+    assert commands._REPLY_MB == edge_server.REPLY_MB
+    assert (commands._JOIN_PORT, commands._CODE_MINUTES) == (join_code.JOIN_PORT, join_code.LIFETIME_MINUTES)
     assert commands._RAY_PORT == ray_node.FIRST_PORT
     assert commands._RUNTIME_PORT == control_unit_box.RUNTIME_PORT
     fields = device_box.DeviceBox.__dataclass_fields__
-    assert commands._WAIT_S == fields["wait"].default
     assert commands._OBJECT_STORE_MB == fields["object_store_mb"].default
 
 
@@ -110,20 +114,30 @@ def test_the_pages_own_configuration_is_one(tmp_path):
 
 @pytest.mark.parametrize("kind", ["edge-server", "cu", "device"])
 def test_what_a_machine_writes_is_for_its_own_user_alone(kind, tmp_path, monkeypatch):
+    state = tmp_path / "state"
+
     def up(machine, say):
-        edge_server.write_connection(tmp_path / "state" / "flower", "here:1", tmp_path / "ca.pem")
-        (tmp_path / "state" / "superlink.db").touch()
+        edge_server.write_connection(state / "flower", "here:1", tmp_path / "ca.pem")
+        (state / "superlink.db").touch()
         return 0
 
     for box in (edge_server.EdgeServer, control_unit_box.ControlUnitBox, device_box.DeviceBox):
         monkeypatch.setattr(box, "up", up)
-    line = next(line for line in in_page() if f"up {kind} " in line)
+    if kind == "edge-server":
+        arguments = ["up", "edge-server", "--name", "127.0.0.1", "--certs", str(tmp_path / "certs" / "server")]
+    else:
+        edge_folder(tmp_path / "certs")
+        joined_by_files(tmp_path / "certs", tmp_path / "unit")
+        if kind == "cu":
+            (tmp_path / "unit").rename(state)
+        else:
+            joined_by_files(tmp_path / "certs", state, cluster=0)
+        arguments = ["join", "--state", str(state)]
     before = os.umask(0o022)
     try:
-        done = CliRunner().invoke(app, shlex.split(line)[1:])
+        done = CliRunner().invoke(app, arguments)
     finally:
         os.umask(before)
     assert done.exit_code == 0, done.output
-    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "state").rglob("*")}
-    assert modes == {"flower": 0o700, "config.toml": 0o600, "superlink.db": 0o600}
-    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+    written = [state / "flower", state / "flower" / "config.toml", state / "superlink.db"]
+    assert [path.stat().st_mode & 0o777 for path in written] == [0o700, 0o600, 0o600]

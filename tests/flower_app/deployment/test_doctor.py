@@ -18,26 +18,34 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from client_pipeline.runtime.transport.node_tls import NodeTls
 from flower_app.cli.main import app
-from flower_app.deployment import authority, machine_checks, network_checks
-from flower_app.deployment.authority import Authority, write_public, write_secret
-from flower_app.deployment.certs import CertsRequest, make_certificates
-from flower_app.deployment.cluster_authority import node_tls
+from flower_app.deployment import certificate_authority, machine_checks, network_checks
+from flower_app.deployment.certificate_authority import Authority, write_public, write_secret
 from flower_app.deployment.credentials import AuthorityFiles, DeviceFiles, ServerFiles
-from flower_app.deployment.edge_server import EdgeServer, is_healthy
+from flower_app.deployment.edge_server import EdgeServer
 from flower_app.deployment.ray_node import RayNode, ray_environment
-from flower_app.launch.superlink import flower_environment, program_path, short_folder
+from flower_app.launch.superlink import flower_environment, is_healthy, program_path, short_folder
+from helpers.joining import edge_folder, joined_by_files
 from helpers.repository import ROOT
-from helpers.running_programs import HOST, free_block, free_port, running
+from helpers.running_programs import HOST, free_block, free_port, running, taken_port
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def certs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("certs")
-    make_certificates(CertsRequest(servers=[HOST], clusters=1, out=folder))
+def deployment(tmp_path_factory):
+    """Folders of an edge server, and of a control unit and a device that have joined it."""
+    folder = tmp_path_factory.mktemp("deployment")
+    edge_folder(folder / "certs")
+    joined_by_files(folder / "certs", folder / "cu", object_store_mb=80)
+    joined_by_files(folder / "certs", folder / "device", cluster=0, object_store_mb=80)
     return folder
+
+
+@pytest.fixture(scope="module")
+def certs(deployment):
+    return deployment / "certs"
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +53,12 @@ def superlink(certs, tmp_path_factory):
     """Address of a real SuperLink."""
     state = tmp_path_factory.mktemp("state")
     server = EdgeServer(host=HOST, certs=ServerFiles(certs / "server"), state=state, port=free_port())
-    environment = flower_environment(state / "flower")
-    with running(
-        server.command(), environment, state / "superlink.log", lambda: is_healthy(server.address, server.certs.ca)
+    environment, ca = flower_environment(state / "flower"), server.certs.ca
+    with (
+        running(
+            server.superlink_command(), environment, state / "superlink.log", lambda: is_healthy(server.control, ca)
+        ),
+        running(server.proxy_command(), environment, state / "proxy.log", lambda: is_healthy(server.address, ca)),
     ):
         yield server.address
 
@@ -71,7 +82,9 @@ def ray_head(certs, tmp_path_factory):
     """Address of a real Ray head; no device has joined."""
     temp = Path(short_folder()) / f"collapipe-doctor-{os.getpid()}"
     node = RayNode(host=HOST, first_port=free_block(), object_store_mb=80, temp=temp)
-    environment = ray_environment(flower_environment(temp / "flower"), DeviceFiles(certs / "devices-0").ray_token)
+    environment = ray_environment(
+        flower_environment(temp / "flower"), DeviceFiles(certs.parent / "device" / "joined").ray_token
+    )
     log = tmp_path_factory.mktemp("ray") / "head.log"
     try:
         with running(node.command(), environment, log, lambda: "Ray runtime started" in log.read_text()):
@@ -81,42 +94,46 @@ def ray_head(certs, tmp_path_factory):
 
 
 @pytest.fixture
-def folder(certs, tmp_path):
+def folder(deployment, tmp_path):
     """A copy of all folders, to spoil."""
-    return Path(shutil.copytree(certs, tmp_path / "certs"))
+    return Path(shutil.copytree(deployment, tmp_path / "deployment"))
 
 
 class Machine:
-    """What ``collapipe doctor`` is given, with good values to begin with."""
+    """A machine that ``collapipe doctor`` examines, with good values to begin with."""
 
     def __init__(self, folder, superlink="127.0.0.1:1", head="127.0.0.1:1"):
         self.folder = folder
-        self.data = folder.parent / "data"
-        self.data.mkdir()
-        (self.data / "train.en").write_text("a\n")
-        ports = {"--ray-port": free_block(), "--object-store-mb": 80}
-        self.options = {
-            "edge-server": {"--host": HOST, "--certs": folder / "server", "--port": free_port()},
-            "cu": {
-                "--cluster": 0,
-                "--host": HOST,
-                "--server": superlink,
-                "--certs": folder / "cu-0",
-                "--data": self.data,
-                "--runtime-port": free_port(),
-                **ports,
-            },
-            "device": {"--device": 0, "--host": HOST, "--cu": head, "--certs": folder / "devices-0", **ports},
+        data = folder / "data"
+        data.mkdir()
+        (data / "train.en").write_text("a\n")
+        block = free_block()
+        self.place = {
+            "cu": {"superlink": superlink, "data": str(data), "runtime_port": free_port(), "ray_port": block},
+            "device": {"cu": head, "ray_port": block},
         }
+        self.server = {"--host": HOST, "--certs": folder / "certs" / "server", "--port": free_port()}
 
     def doctor(self, role, **changes):
-        options = self.options[role] | {f"--{key.replace('_', '-')}": value for key, value in changes.items()}
+        if role == "edge-server":
+            options = self.server | {f"--{key.replace('_', '-')}": value for key, value in changes.items()}
+        else:
+            self.write(role, changes)
+            role, options = "box", {"--state": self.folder / role}
         arguments = [str(word) for pair in options.items() for word in pair]
         done = CliRunner().invoke(app, ["doctor", role, *arguments, "--json"])
         assert done.exit_code in (0, 1), done.output
         found = json.loads(done.stdout)
-        assert found["passed"] == (done.exit_code == 0) and found["role"] == role
+        assert found["passed"] == (done.exit_code == 0)
         return found["findings"]
+
+    def write(self, role, changes):
+        """Change what a box has kept of its place and its options."""
+        file = self.folder / role / "joined" / "box.json"
+        box = json.loads(file.read_text())
+        for key, value in (self.place[role] | changes).items():
+            (box["options"] if key in box["options"] else box)[key] = value
+        file.write_text(json.dumps(box))
 
 
 def named(findings, check, words, remedy, status="failed"):
@@ -133,9 +150,9 @@ def failures(findings):
 
 def reissue(folder, days=365, hosts=(HOST,), by=None):
     """Another certificate of the server."""
-    signer = by or Authority.load(AuthorityFiles(folder / "authority"))
+    signer = by or Authority.load(AuthorityFiles(folder / "certs" / "authority"))
     certificate, key = signer.issue_server(hosts, days)
-    files = ServerFiles(folder / "server")
+    files = ServerFiles(folder / "certs" / "server")
     write_public(files.certificate, certificate)
     write_secret(files.key, key)
 
@@ -145,16 +162,16 @@ def test_a_good_edge_server_passes(folder):
 
 
 def test_an_expired_certificate(folder, monkeypatch):
-    monkeypatch.setattr(authority, "_BACKDATED", datetime.timedelta(days=10))
+    monkeypatch.setattr(certificate_authority, "_BACKDATED", datetime.timedelta(days=10))
     reissue(folder, days=-2)
     (found,) = failures(Machine(folder).doctor("edge-server"))
-    assert "server.pem expired on " in found["found"] and "collapipe certs --renew" in found["remedy"]
+    assert "server.pem expired on " in found["found"] and "collapipe up edge-server --name HOST" in found["remedy"]
 
 
 def test_a_certificate_that_expires_soon_is_a_warning(folder):
     reissue(folder, days=5)
     findings = Machine(folder).doctor("edge-server")
-    named(findings, "certificate", "server.pem expires in 4 days", "collapipe certs --renew", "warning")
+    named(findings, "certificate", "server.pem expires in 4 days", "collapipe up edge-server --name HOST", "warning")
     assert failures(findings) == []
 
 
@@ -162,30 +179,28 @@ def test_a_certificate_for_another_host(folder):
     reissue(folder, hosts=["10.9.8.7"])
     (found,) = failures(Machine(folder).doctor("edge-server", host="127.0.0.2"))
     assert "is not for 127.0.0.2, but for 10.9.8.7" in found["found"]
-    assert "collapipe certs --renew --server 127.0.0.2" in found["remedy"]
+    assert "collapipe up edge-server --name HOST" in found["remedy"]
 
 
 def test_a_key_that_is_another_certificates(folder):
-    shutil.copy(folder / "cu-0" / "cu.key", folder / "server" / "server.key")
+    shutil.copy(folder / "cu" / "joined" / "cu.key", folder / "certs" / "server" / "server.key")
     (found,) = failures(Machine(folder).doctor("edge-server"))
-    assert "server.key does not belong to" in found["found"] and "copy the whole folder" in found["remedy"]
+    assert "server.key does not belong to" in found["found"]
 
 
 def test_an_authority_that_did_not_sign(folder, superlink):
     stranger = Authority.create()
-    write_public(folder / "cu-0" / "ca.pem", stranger.pem)
+    write_public(folder / "cu" / "joined" / "ca.pem", stranger.pem)
     findings = Machine(folder, superlink).doctor("cu")
-    named(findings, "authority", "was not signed by", "with one collapipe certs")
+    named(findings, "authority", "was not signed by", "collapipe join CODE")
     named(findings, "superlink", "its certificate is refused", "is of another authority")
 
 
-def test_a_port_in_use(folder):
-    with socket.socket() as taken:
-        taken.bind((HOST, 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        (found,) = failures(Machine(folder).doctor("edge-server", port=port))
-    assert f"port {port} of {HOST} is in use" in found["found"] and f"sport = :{port}" in found["remedy"]
+@pytest.mark.parametrize(("option", "purpose"), [("port", ""), ("control_port", ", the SuperLink's control,")])
+def test_a_port_in_use(folder, option, purpose):
+    with taken_port() as port:
+        (found,) = failures(Machine(folder).doctor("edge-server", **{option: port}))
+    assert f"port {port} of {HOST}{purpose} is in use" in found["found"] and f"sport = :{port}" in found["remedy"]
 
 
 def test_an_address_that_is_another_machines(folder):
@@ -209,15 +224,6 @@ def test_a_superlink_that_takes_orders_from_anyone(folder, open_superlink):
     assert open_superlink in found["found"]
 
 
-def test_a_control_port_in_use(folder):
-    with socket.socket() as taken:
-        taken.bind((HOST, 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        (found,) = failures(Machine(folder).doctor("edge-server", control_port=port))
-    assert f"port {port} of {HOST}, the SuperLink's control, is in use" in found["found"]
-
-
 def test_a_clock_that_is_wrong(folder, superlink, monkeypatch):
     real = time.time
     monkeypatch.setattr(network_checks.time, "time", lambda: real() + 3600)
@@ -227,44 +233,44 @@ def test_a_clock_that_is_wrong(folder, superlink, monkeypatch):
 
 
 def test_a_supernode_key_that_is_missing(folder, superlink):
-    (folder / "cu-0" / "supernode.key").unlink()
+    (folder / "cu" / "joined" / "supernode.key").unlink()
     (found,) = failures(Machine(folder, superlink).doctor("cu"))
     assert "supernode.key is missing: the SuperNode's private key" in found["found"]
-    assert "copy the whole folder" in found["remedy"]
+    assert "collapipe join CODE" in found["remedy"]
 
 
 def test_no_supernode_that_may_connect(folder):
-    shutil.rmtree(folder / "server" / "supernodes")
-    (found,) = failures(Machine(folder).doctor("edge-server"))
-    assert "no public key of a SuperNode" in found["found"]
+    shutil.rmtree(folder / "certs" / "server" / "supernodes")
+    findings = Machine(folder).doctor("edge-server")
+    named(findings, "supernode keys", "no control unit has joined", "collapipe invite", "warning")
 
 
 def test_a_data_folder_that_is_missing_or_empty(folder, superlink, tmp_path):
     machine = Machine(folder, superlink)
-    (found,) = failures(machine.doctor("cu", data=tmp_path / "elsewhere"))
+    (found,) = failures(machine.doctor("cu", data=str(tmp_path / "elsewhere")))
     assert found["check"] == "data" and "no folder" in found["found"] and "--data" in found["remedy"]
     (tmp_path / "empty").mkdir()
-    (found,) = failures(machine.doctor("cu", data=tmp_path / "empty"))
+    (found,) = failures(machine.doctor("cu", data=str(tmp_path / "empty")))
     assert "is empty" in found["found"] and "put the cluster's text there" in found["remedy"]
 
 
 def test_a_profile_of_a_whole_network_is_read_for_its_own_cluster(folder, superlink):
     machine, network = Machine(folder, superlink), ROOT / "configs" / "scenarios" / "unequal.toml"
-    (found,) = [f for f in machine.doctor("cu", device_profile=network) if f["check"] == "device profile"]
+    (found,) = [f for f in machine.doctor("cu", device_profile=str(network)) if f["check"] == "device profile"]
     assert found["status"] == "ok" and found["found"].endswith("unequal.toml describes 3 devices of cluster 0")
-    missing = machine.doctor("cu", device_profile=network, cluster=2)
+    missing = machine.doctor("cu", device_profile=str(network), cluster=2)
     named(missing, "device profile", "has the clusters 0 to 1, expected cluster 2", "write it with collapipe profile")
 
 
 @pytest.mark.parametrize("role", ["edge-server", "cu"])
 def test_a_state_folder_that_others_may_look_into_is_a_warning(folder, tmp_path, role):
-    state = tmp_path / "state"
-    state.mkdir()
+    state = folder / "cu" if role == "cu" else tmp_path / "state"
+    state.mkdir(exist_ok=True)
     state.chmod(0o755)
-    machine = Machine(folder)
-    named(machine.doctor(role, state=state), "state", "other users may look into", f"chmod 700 {state}", "warning")
+    machine, more = Machine(folder), {} if role == "cu" else {"state": state}
+    named(machine.doctor(role, **more), "state", "other users may look into", f"chmod 700 {state}", "warning")
     state.chmod(0o700)
-    assert not [finding for finding in machine.doctor(role, state=state) if finding["check"] == "state"]
+    assert not [finding for finding in machine.doctor(role, **more) if finding["check"] == "state"]
 
 
 def test_too_little_memory(folder, superlink):
@@ -276,11 +282,11 @@ def test_a_package_of_another_version(folder, monkeypatch):
     real = machine_checks.metadata.version
     monkeypatch.setattr(machine_checks.metadata, "version", lambda name: "1.30.0" if name == "flwr" else real(name))
     findings = Machine(folder).doctor("edge-server")
-    named(findings, "versions", "flwr is 1.30.0, expected flwr<1.42,>=1.41", "pip install")
+    named(findings, "versions", "flwr is 1.30.0, expected flwr<", "pip install")
 
 
 def test_a_key_that_others_may_read_is_a_warning(folder):
-    (folder / "server" / "server.key").chmod(0o644)
+    (folder / "certs" / "server" / "server.key").chmod(0o644)
     findings = Machine(folder).doctor("edge-server")
     named(findings, "files", "other users may read", "chmod 600", "warning")
 
@@ -288,29 +294,29 @@ def test_a_key_that_others_may_read_is_a_warning(folder):
 def test_a_ray_head_that_cannot_be_reached(folder):
     (found,) = failures(Machine(folder).doctor("device"))
     assert found["check"] == "ray" and "no Ray head answers at 127.0.0.1:1" in found["found"]
-    assert "collapipe up cu" in found["remedy"]
+    assert "collapipe join" in found["remedy"]
 
 
 def test_a_good_device_passes(folder, ray_head):
     assert failures(Machine(folder, head=ray_head).doctor("device")) == []
 
 
-def test_a_device_of_another_authority_and_one_that_cannot_encrypt(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(network_checks, "own_tls", node_tls)
-    head = node_tls(DeviceFiles(folder / "cu-0"), HOST, tmp_path)
+def test_a_device_of_another_authority(folder, tmp_path, monkeypatch):
+    head, own = tls_of(folder / "cu"), tls_of(folder / "device")
+    # On the loopback, where this test is, nothing is encrypted.
+    monkeypatch.setattr(network_checks, "node_tls", lambda files, host: own)
     with socket.create_server((HOST, 0)) as listener:
         threading.Thread(target=serve_tls, args=(listener, head.server_context()), daemon=True).start()
         address = f"{HOST}:{listener.getsockname()[1]}"
-        make_certificates(CertsRequest(servers=[HOST], clusters=1, out=tmp_path / "other"))
-        for file in ("cluster.pem", "cluster.key"):
-            shutil.copy(tmp_path / "other" / "devices-0" / file, folder / "devices-0")
-        (found,) = failures(Machine(folder, head=address).doctor("device"))
-        assert "is not of this machine's cluster" in found["found"]
-        for file in ("cluster.pem", "cluster.key"):
-            (folder / "devices-0" / file).unlink()
-        shutil.rmtree(folder.parent / "data")
-        (found,) = failures(Machine(folder, head=address).doctor("device"))
-        assert "speaks TLS, and this machine's folder has nothing" in found["found"]
+        write_public(own.authority, Authority.create().pem)
+        findings = Machine(folder, head=address).doctor("device")
+    named(findings, "encryption", "is not of this machine's cluster", "join the same edge server")
+
+
+def tls_of(state):
+    """A box's certificate within its cluster."""
+    files = DeviceFiles(state / "joined")
+    return NodeTls(certificate=files.node_certificate, key=files.key, authority=files.cluster_ca, host=HOST)
 
 
 def serve_tls(listener, context):
@@ -325,9 +331,9 @@ def serve_tls(listener, context):
 
 
 def test_a_secret_that_is_another_clusters(folder, ray_head):
-    write_secret(folder / "devices-0" / "ray-token", b"0" * 64)
+    write_secret(folder / "device" / "joined" / "ray-token", b"0" * 64)
     (found,) = failures(Machine(folder, head=ray_head).doctor("device"))
-    assert "refuses this machine's secret" in found["found"] and "copy ray-token" in found["remedy"]
+    assert "refuses this machine's secret" in found["found"] and "collapipe join CODE" in found["remedy"]
 
 
 @contextlib.contextmanager
@@ -352,7 +358,7 @@ def test_devices_that_have_not_joined(folder, superlink, ray_head):
     with supernode() as own:
         (found,) = failures(Machine(folder, superlink).doctor("cu", ray_port=port, runtime_port=own))
     assert found["check"] == "devices" and found["found"] == "no device has joined"
-    assert "collapipe up device" in found["remedy"]
+    assert "collapipe join --state" in found["remedy"]
 
 
 def test_a_supernode_that_the_server_refuses(folder, superlink, ray_head):
@@ -360,15 +366,12 @@ def test_a_supernode_that_the_server_refuses(folder, superlink, ray_head):
     port = int(ray_head.rpartition(":")[2])
     with supernode(answers=2) as own:
         findings = Machine(folder, superlink).doctor("cu", ray_port=port, runtime_port=own)
-    named(findings, "supernode", "the SuperNode is not running", "is its key on the server")
+    named(findings, "supernode", "the SuperNode is not running", "collapipe boxes")
 
 
 def test_a_supernodes_port_that_is_taken(folder, superlink):
     # It listens on the loopback, whatever --host is.
-    with socket.socket() as taken:
-        taken.bind((HOST, 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with taken_port() as port:
         findings = Machine(folder, superlink).doctor("cu", host="127.0.0.2", runtime_port=port)
     named(findings, "ports", f"port {port} of 127.0.0.1, the SuperNode's own, is in use", "choose another port")
 
@@ -387,14 +390,17 @@ gcs.internal_kv_put(key, json.dumps(found).encode(), True, space)
 
 def test_a_ray_of_another_version(folder, ray_head):
     """Last of those with this head: it calls itself another release from now on."""
-    environment = ray_environment(os.environ, DeviceFiles(folder / "devices-0").ray_token)
+    environment = ray_environment(os.environ, DeviceFiles(folder / "device" / "joined").ray_token)
     subprocess.run([sys.executable, "-c", REWRITE, ray_head], env=environment, check=True, timeout=120)
     (found,) = failures(Machine(folder, head=ray_head).doctor("device"))
     assert "has ray 2.9.0, here " in found["found"] and "install the same Python and packages" in found["remedy"]
 
 
 def test_people_get_lines_with_remedies(folder):
-    options = [str(word) for pair in Machine(folder).options["device"].items() for word in pair]
-    done = CliRunner().invoke(app, ["doctor", "device", *options])
+    Machine(folder).write("device", {})
+    done = CliRunner().invoke(app, ["doctor", "box", "--state", str(folder / "device")])
     assert done.exit_code == 1
     assert "failed  ray: no Ray head answers at 127.0.0.1:1\n        -> start the control unit" in done.stdout
+    (folder / "device" / "joined" / "box.json").unlink()
+    done = CliRunner().invoke(app, ["doctor", "box", "--state", str(folder / "device")])
+    assert done.exit_code == 2 and "expected the folder of a box that has joined" in done.stderr

@@ -1,8 +1,10 @@
-"""Flower's own SuperLink application behind the two doors: what a control unit's key opens, and what it does not."""
+"""Flower's own SuperLink application behind the proxy: what a control unit's key opens, and what it does not."""
 
 import hashlib
+import socket
 import threading
 import time
+from dataclasses import fields
 
 import httpx
 import pytest
@@ -30,40 +32,45 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
-from flwr.superlink.config_loader import SuperLinkLifespanConfig
+from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin
 from flwr.superlink.main import create_app
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from flower_app.deployment import revocation
-from flower_app.deployment.certs import CertsRequest, make_certificates
-from flower_app.deployment.credentials import CuFiles, ServerFiles
-from flower_app.deployment.superlink_program import Doors, listening_socket
+from flower_app.deployment.credentials import ServerFiles
+from flower_app.deployment.fleet_proxy import FleetProxy
+from flower_app.deployment.reverse_proxy import Bounds
 from flower_app.deployment.supernodes import align_register, trusted_keys
 from flower_app.launch.app_folder import assemble_app
+from helpers.joining import control_units, joined_by_files
+from helpers.proxies import RunningProxy, ServerCredentials
 
 HOST = "127.0.0.1"
 
 
 class EdgeServer:
-    """Flower's application under TLS at two ports; nothing runs the server apps."""
+    """Flower's application under TLS on the loopback, and the proxy; nothing runs the server apps."""
 
     def __init__(self, folder):
         self.certs = folder / "certs"
-        make_certificates(CertsRequest(servers=[HOST], clusters=2, out=self.certs))
+        self.units = control_units(self.certs, 2)
         self.files = ServerFiles(self.certs / "server")
-        sockets = [listening_socket(HOST, 0), listening_socket(HOST, 0)]
-        self.control_port, self.port = (one.getsockname()[1] for one in sockets)
+        control = socket.create_server((HOST, 0))
+        self.control_port = control.getsockname()[1]
         self.application = create_app(lifespan_config(str(folder / "superlink.db")), SuperLinkLifespan)
-        doors = Doors(self.application, (HOST, self.control_port))
         tls = {"ssl_certfile": str(self.files.certificate), "ssl_keyfile": str(self.files.key)}
-        config = uvicorn.Config(doors, lifespan="off", log_level="error", timeout_graceful_shutdown=1, **tls)
+        config = uvicorn.Config(self.application, lifespan="off", log_level="error", timeout_graceful_shutdown=1, **tls)
         self.server = uvicorn.Server(config)
-        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": sockets})
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [control]})
         self.thread.start()
         while not self.server.started:
             assert self.thread.is_alive()
             time.sleep(0.01)
+        self.proxy = RunningProxy(
+            lambda **options: FleetProxy(10**6, **options), self.control_port, ServerCredentials(self.files), Bounds()
+        )
+        self.port = self.proxy.port
 
     def client(self, port):
         """Flower's own client of the Control API."""
@@ -83,6 +90,7 @@ class EdgeServer:
         return SuperNode(f"{HOST}:{self.port}", files.ca.read_bytes(), private)
 
     def close(self):
+        self.proxy.close()
         self.server.should_exit = True
         self.thread.join(30)
 
@@ -112,25 +120,7 @@ class SuperNode:
 
 def lifespan_config(database):
     """Flower's defaults, with SuperNodes' keys asked for."""
-    values = {
-        name: None
-        for name in (
-            "health_server_address",
-            "certificates",
-            "superexec_auth_secret",
-            "event_log_plugin",
-            "fleet_event_log_plugin",
-            "artifact_provider",
-            "fleet_api_address",
-            "ssl_ca_certfile",
-            "ssl_certfile",
-            "ssl_keyfile",
-        )
-    }
-    from flwr.superlink.config_loader import load_control_authn_plugin
-
-    return SuperLinkLifespanConfig(
-        **values,
+    given = dict(
         control_address=f"{HOST}:0",
         host=HOST,
         port=0,
@@ -144,6 +134,7 @@ def lifespan_config(database):
         isolation="subprocess",
         runtime_dependency_install=False,
     )
+    return SuperLinkLifespanConfig(**{field.name: given.get(field.name) for field in fields(SuperLinkLifespanConfig)})
 
 
 @pytest.fixture
@@ -177,7 +168,7 @@ def test_a_control_unit_can_neither_start_a_run_nor_change_who_may_connect(edge_
     admin, peer = edge_server.client(edge_server.control_port), edge_server.client(edge_server.port)
     (node, _) = admin.ListNodes(ListNodesRequest()).nodes_info
     start = start_request(tmp_path)
-    supernode = edge_server.supernode(CuFiles(edge_server.certs / "cu-1"))
+    supernode = edge_server.supernode(edge_server.units[1])
     assert supernode.activate() == supernode.pull() == 200
     refused = {
         peer.RegisterNode: RegisterNodeRequest(public_key=own_key()),
@@ -202,28 +193,27 @@ def test_a_control_unit_can_neither_start_a_run_nor_change_who_may_connect(edge_
     assert len(admin.ListRuns(ListRunsRequest()).run_dict) == 1
 
 
+@pytest.mark.slow
 def test_a_revoked_control_unit_is_refused_and_the_others_stay(edge_server, tmp_path):
     edge_server.align()
-    stolen = CuFiles((edge_server.certs / "cu-1").rename(tmp_path / "stolen"))
-    # Its folder is gone from where the authority is, and its certificate and key are known all the same.
-    (edge_server.certs / "cu-1").mkdir()
-    (edge_server.certs / "cu-1" / "supernode.pub").write_bytes(stolen.supernode_public_key.read_bytes())
-    taken_over, other = edge_server.supernode(stolen), edge_server.supernode(CuFiles(edge_server.certs / "cu-0"))
+    other, taken_over = map(edge_server.supernode, edge_server.units)
+    key = (edge_server.files.supernodes / "cu-1.pub").read_bytes()
     assert taken_over.activate() == taken_over.pull() == other.activate() == 200
     revocation.revoke(edge_server.certs, 1)
     assert edge_server.align() == ["cu-1 may no longer connect", "cu-0 may connect, as before"]
     assert taken_over.pull() == 401 and taken_over.activate() >= 400
     assert other.pull() == 200
     # Its own key comes back neither by an older copy of the folder nor by a hand that puts it there.
-    (edge_server.files.supernodes / "cu-1.pub").write_bytes(stolen.supernode_public_key.read_bytes())
+    (edge_server.files.supernodes / "cu-1.pub").write_bytes(key)
     assert edge_server.align() == ["cu-0 may connect, as before"]
     edge_server.files.revoked_keys.unlink()
     with pytest.raises(ValueError, match="cu-1: the SuperLink does not take its key"):
         edge_server.align()
     # The cluster has another identity.
-    make_certificates(CertsRequest(servers=[HOST], clusters=2, out=edge_server.certs))
+    (edge_server.files.supernodes / "cu-1.pub").unlink()
+    again = joined_by_files(edge_server.certs, tmp_path / "again", cluster=1, control_unit=True)
     assert edge_server.align() == ["cu-0 may connect, as before", "cu-1 may connect"]
-    assert edge_server.supernode(CuFiles(edge_server.certs / "cu-1")).activate() == 200
+    assert edge_server.supernode(again.folder.files).activate() == 200
     assert taken_over.activate() >= 400
 
 

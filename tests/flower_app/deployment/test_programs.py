@@ -1,15 +1,18 @@
 """The programs of one machine are started in order and end together, whoever ends first."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
 from flower_app.deployment.programs import wait_until_listens
+from flower_app.deployment.sole_start import sole_start
 from flower_app.launch.processes import is_alive
 from helpers.signals import default_signals
 
@@ -18,7 +21,7 @@ pytestmark = pytest.mark.slow
 BOX = """
 import os, sys
 from pathlib import Path
-from flower_app.deployment import programs
+from flower_app.deployment import programs, sole_start
 from flower_app.launch.processes import MARK
 
 folder = Path(sys.argv[1])
@@ -32,7 +35,8 @@ def program(name, code, **more):
 
 {body}
 environment = {{**os.environ, MARK: f"programs-{{os.getpid()}}"}}
-sys.exit(programs.run_programs(given, environment, folder / "work", lambda text: print(text, flush=True)))
+with sole_start.sole_start(folder, environment[MARK]):
+    sys.exit(programs.run_programs(given, environment, folder / "work", lambda text: print(text, flush=True)))
 """
 SLEEP = "time.sleep(300)"
 
@@ -57,7 +61,7 @@ def box(tmp_path):
 
 @pytest.fixture
 def deaf_shell():
-    """As in the background of a shell, which has what it starts ignore the terminal."""
+    """Ignore the terminal's signals, as programs in the background of a shell do."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
     yield
     for number, handler in before.items():
@@ -108,8 +112,8 @@ def test_a_box_that_is_told_to_end_leaves_nobody_behind(box, tmp_path, number, d
     assert not any(is_alive(process) for process in ended)
 
 
-def test_a_box_that_is_killed_leaves_nobody_behind(box, tmp_path):
-    # Another session, and a program that does not hear a polite word.
+def test_the_next_start_ends_what_a_killed_one_left(box, tmp_path):
+    # Another session, and a program that ignores SIGTERM.
     code = (
         "import signal, subprocess, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'], start_new_session=True); "
@@ -117,25 +121,25 @@ def test_a_box_that_is_killed_leaves_nobody_behind(box, tmp_path):
     )
     child = box(f'given = [program("first", {code!r})]')
     said_until(child, "first is up")
-    ended = [pid(tmp_path, "first"), pid(tmp_path, "grandchild")]
+    left = [pid(tmp_path, "first"), pid(tmp_path, "grandchild")]
+    folder = Path(json.loads((tmp_path / "running.json").read_text())["folder"])
+    with pytest.raises(ValueError, match="--state: .* which another collapipe uses"), sole_start(tmp_path, "another"):
+        pass
     child.kill()
     child.wait(60)
-    deadline = time.monotonic() + 60
-    while any(is_alive(process) for process in ended) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    alive = [process for process in ended if is_alive(process)]
-    for process in alive:
-        os.kill(process, signal.SIGKILL)
-    assert not alive
+    assert all(is_alive(process) for process in left) and folder.is_dir()
+    with sole_start(tmp_path, "another"):
+        assert not any(is_alive(process) for process in left) and not folder.exists()
 
 
 def test_a_program_that_ends_early_is_started_again_for_a_while(box, tmp_path):
     # The second time it stays.
-    code = "seen = mine.with_name('seen'); first = not seen.exists(); seen.touch(); time.sleep(0 if first else 300)"
-    options = 'answers=(folder / "seen").is_file, again_s=60.0, before_again=lambda: print("once more", flush=True)'
+    code = "seen = mine.with_name('seen'); first = not seen.exists(); seen.touch(); time.sleep(2 if first else 300)"
+    options = 'answers=(folder / "seen").is_file, again_s=60.0'
     child = box(f'given = [program("late", {code!r}, {options})]')
+    said_until(child, "late is up")
     said_until(child, "late ended with exit code 0; it is started again")
-    said_until(child, "once more")
+    said_until(child, "late is up")
     child.send_signal(signal.SIGTERM)
     assert child.wait(60) == 0 and not is_alive(pid(tmp_path, "late"))
 
@@ -145,6 +149,16 @@ def test_a_program_that_ends_before_it_answers_is_told(box):
     said = child.stdout.read()
     assert child.wait(60) == 1
     assert "error: short ended with exit code 3, before short answered" in said and "never" not in said
+
+
+def test_words_of_a_program_with_a_log_go_there_and_the_last_of_them_are_said_when_it_ends(box, tmp_path):
+    code = "print('advice\\n' * 30 + 'out of memory', flush=True)\nraise SystemExit(3)"
+    child = box(f'given = [program("ray", {code!r}, answers=lambda: False, log=folder / "ray.log")]')
+    said = child.stdout.read()
+    assert child.wait(60) == 1
+    assert f"before ray answered; its own words are in {tmp_path / 'ray.log'}:" in said
+    assert said.count("advice") == 19 and said.splitlines()[-1] == "out of memory"
+    assert (tmp_path / "ray.log").read_text().count("advice") == 30
 
 
 def test_a_program_that_does_not_answer_is_given_up(box, tmp_path):

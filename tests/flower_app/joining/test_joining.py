@@ -13,41 +13,15 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 
 from client_pipeline.link.hosts import HostPort
-from flower_app.deployment.certs import CertsRequest, make_certificates
-from flower_app.deployment.credentials import CuFiles
 from flower_app.deployment.supernodes import trusted_keys
-from flower_app.joining import newcomer
 from flower_app.joining.approval import approve_box, revoke_box
 from flower_app.joining.edge_joining import EdgeJoining
-from flower_app.joining.join_call import JoinRefused
 from flower_app.joining.join_code import JoinCode
 from flower_app.joining.join_service import JoinService
-from flower_app.joining.joined_box import JoiningBox, machine_of
-from flower_app.joining.newcomer import BoxFolder, join_deployment
+from flower_app.joining.joined_box import JoiningBox, MembershipWatch, machine_of
+from flower_app.joining.newcomer import BoxFolder, JoinRefused, join_deployment
 from flower_app.joining.registrar import approve_waiting, trusted_state
-from flower_app.joining.renewal import MembershipWatch
-from helpers.joining import HOST, JoiningThread, edge_server, waiting, wish
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    """Boxes ask again at once: a test has no two seconds."""
-    monkeypatch.setattr(newcomer, "_AGAIN_S", 0.05)
-
-
-@pytest.fixture
-def server(tmp_path):
-    with edge_server(tmp_path / "certs") as server:
-        yield server
-
-
-def joined(server, folder, wanted):
-    """A box that is let in."""
-    thread = JoiningThread(folder, server.code(), wanted)
-    (box,) = waiting(server)
-    approve_box(server.folder, box.box_id)
-    assert thread.done().error is None, thread.error
-    return thread
+from helpers.joining import HOST, JoiningThread, joined, joined_by_files, waiting, wish
 
 
 def test_a_control_unit_gets_a_certificate_for_a_key_that_never_left_it(server, tmp_path):
@@ -84,13 +58,38 @@ def test_a_device_joins_the_cluster_of_its_control_unit(server, tmp_path):
     assert len(secrets) == 1 and len(secrets.pop()) == 64
 
 
+@pytest.mark.parametrize(("taken", "free"), [([0, 2], 1), ([1], 0), ([2, 0, 3], 1), ([0, 1], 2), ([5], 0)], ids=str)
+def test_a_device_without_a_number_gets_the_first_that_is_free(server, tmp_path, taken, free):
+    """Gaps are there where devices named their own numbers, or were revoked."""
+    joined(server, tmp_path / "cu", wish(devices=taken))
+    device = joined(server, tmp_path / "device", wish("device", 0, host="10.0.0.3"))
+    assert (device.box["name"], device.box["devices"]) == (f"device-0-{free}", [free])
+
+
+def test_a_number_that_a_revoked_box_had_is_free_again(server, tmp_path):
+    joined(server, tmp_path / "cu", wish())
+    first = joined(server, tmp_path / "first", wish("device", 0, host="10.0.0.3"))
+    second = joined(server, tmp_path / "second", wish("device", 0, host="10.0.0.4"))
+    assert [thread.box["devices"] for thread in (first, second)] == [[0], [1]]
+    revoke_box(server.folder, first.box["name"])
+    third = joined(server, tmp_path / "third", wish("device", 0, host="10.0.0.5"))
+    assert third.box["devices"] == [0]
+
+
+def test_a_control_unit_gets_the_first_cluster_that_is_free(server, tmp_path):
+    joined(server, tmp_path / "named", wish(cluster=1))
+    assert [joined(server, tmp_path / f"cu{n}", wish()).box["name"] for n in range(2)] == ["cu-0", "cu-2"]
+
+
 def test_a_device_waits_for_the_control_unit_of_its_cluster(server, tmp_path):
     device = JoiningThread(tmp_path / "device", server.code(), wish("device", 0))
     (box,) = waiting(server)
     with pytest.raises(ValueError, match="cluster 0 has no control unit that joined by a code yet"):
         approve_box(server.folder, box.box_id)
-    approve_waiting(server.folder, lambda _: None)
-    assert device.box is None
+    reasons, reported = [], set()
+    for _ in range(3):
+        approve_waiting(server.folder, reasons.append, reported)
+    assert device.box is None and len(reasons) == 1 and "has no control unit that joined by a code yet" in reasons[0]
     unit = JoiningThread(tmp_path / "cu", server.code(), wish())
     waiting(server, 2)
     said = []
@@ -311,41 +310,23 @@ def test_no_token_is_kept_or_told(server, tmp_path):
     assert token not in repr(code) and token not in "".join(server.words + unit.words)
 
 
-def test_certs_makes_no_second_identity_for_a_box_that_has_joined(server, tmp_path):
-    joined(server, tmp_path / "cu", wish())
-    with pytest.raises(ValueError, match="cu-0 has joined by a code, and its key is on its own machine"):
-        make_certificates(CertsRequest(servers=[HOST], clusters=1, out=server.root))
-
-
-def test_a_box_is_what_up_makes_of_it_now_and_the_next_time(server, tmp_path):
-    text = tmp_path / "text"
+def test_a_box_has_the_programs_of_its_place_now_and_the_next_time(server, tmp_path):
+    text, state = tmp_path / "text", tmp_path / "state"
     text.mkdir()
-    code = server.code()
-    options = {"data": str(text), "devices": [0], "host": "10.0.0.2", "ray_port": 7000, "wait": 60.0}
-    box = JoiningBox(code=str(code), state=tmp_path / "state", **options)
-    result = []
-    thread = threading.Thread(target=lambda: result.append(box.join(lambda _: None)), daemon=True)
-    thread.start()
-    approve_box(server.folder, waiting(server)[0].box_id)
-    thread.join(60)
-    unit = machine_of(result[0], box.folder, box.state)
+    box = joined_by_files(server.root, state, "10.0.0.2", data=str(text), devices=[0], ray_port=7000)
+    place = box.folder.box()
+    unit = machine_of(place, box.folder, box.state)
     assert (unit.cluster, unit.host, unit.server, unit.data) == (0, "10.0.0.2", f"{HOST}:9092", str(text))
-    assert (unit.devices, unit.ray_port, unit.certs) == ([0], 7000, CuFiles(tmp_path / "state" / "joined"))
+    assert (unit.devices, unit.ray_port, unit.certs.folder) == ([0], 7000, state / "joined")
     unit.certs.check()
-    assert sorted(path.name for path in box.state.iterdir()) == ["joined"]
     # With the code or without: nobody is asked again, not even a server that is gone.
     server.service.close()
-    assert box.join(print) == result[0] == JoiningBox(code="", state=tmp_path / "state").join(print)
+    assert box.join(print) == place == JoiningBox(code="", state=state).join(print)
 
 
 def test_an_attempt_that_fails_leaves_what_the_box_had(server, tmp_path):
-    state = tmp_path / "state"
-    first = JoiningBox(code=str(server.code()), state=state, control_unit=True, wait=60.0)
-    thread = threading.Thread(target=first.join, args=(lambda _: None,), daemon=True)
-    thread.start()
-    approve_box(server.folder, waiting(server)[0].box_id)
-    thread.join(60)
-    before = {path.name: path.read_bytes() for path in first.folder.folder.iterdir()}
+    folder = joined_by_files(server.root, tmp_path / "state").folder.folder
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(JoinRefused):
-        JoiningBox(code=str(server.code(minutes=-1)), state=state, control_unit=True).join(print)
-    assert {path.name: path.read_bytes() for path in first.folder.folder.iterdir()} == before
+        JoiningBox(code=str(server.code(minutes=-1)), state=tmp_path / "state", control_unit=True).join(print)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

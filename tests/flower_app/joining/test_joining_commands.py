@@ -6,19 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from flower_app.cli.main import app
-from flower_app.deployment.certs import CertsRequest, make_certificates
-from flower_app.joining import newcomer
 from flower_app.joining.edge_joining import invite
 from flower_app.joining.join_code import JoinCode
-from helpers.joining import HOST, JoiningThread, edge_server, waiting, wish
-
-
-@pytest.fixture
-def server(tmp_path, monkeypatch):
-    # Boxes ask again at once: a test has no two seconds.
-    monkeypatch.setattr(newcomer, "_AGAIN_S", 0.05)
-    with edge_server(tmp_path / "certs") as server:
-        yield server
+from helpers.joining import JoiningThread, waiting, wish
 
 
 def run(*arguments):
@@ -65,7 +55,6 @@ def test_a_box_that_cannot_be_approved_hides_none_that_is(server, tmp_path):
 
 
 def test_codes_are_made_where_boxes_can_join_alone(tmp_path):
-    make_certificates(CertsRequest(servers=[HOST], clusters=1, out=tmp_path))
     for command in (["invite"], ["boxes"], ["approve", "--all"]):
         done = run(*command, "--out", tmp_path)
         assert done.exit_code == 2 and "collapipe up edge-server --name HOST" in done.output

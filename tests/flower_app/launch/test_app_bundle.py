@@ -1,4 +1,4 @@
-"""What ships when the app is built: all that it needs, and nothing of the tests."""
+"""Contents of the built app: all that it needs, and nothing of the tests."""
 
 import importlib
 import io
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flower_app.launch.app_folder import PACKAGES, assemble_app, link_app, project_file
+from flower_app.launch.app_folder import PACKAGES, assemble_app, project_file
 from helpers.repository import ROOT
 
 
@@ -47,53 +47,6 @@ def test_a_bundle_of_the_repository_holds_the_packages_and_configurations_alone(
 
 def test_the_app_folder_of_a_run_makes_the_same_bundle(tmp_path):
     assert _bundled(assemble_app(tmp_path / "app")) == _wanted()
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    from flwr.cli.build import build_fab_from_disk
-
-    return build_fab_from_disk(assemble_app(tmp_path_factory.mktemp("bundle") / "app"))
-
-
-def _changed(bundle, change):
-    """The bundle after ``change(files)``, which has contents by name."""
-    with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
-        files = {name: archive.read(name) for name in archive.namelist()}
-    change(files)
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    return file.getvalue()
-
-
-def test_an_app_of_the_packages_here_is_linked_and_has_its_own_project_file(bundle, tmp_path):
-    sent = _changed(bundle, lambda files: files.update({"pyproject.toml": b"its own"}))
-    assert link_app(sent, tmp_path / "apps" / "app")
-    app = tmp_path / "apps" / "app"
-    assert {path.name for path in app.iterdir()} == {"pyproject.toml", "LICENSE", *PACKAGES}
-    assert (app / "pyproject.toml").read_bytes() == b"its own"
-    assert all((app / name).resolve() == ROOT / name for name in PACKAGES)
-    assert [path.name for path in app.parent.iterdir()] == ["app"]
-    # When it is removed, the packages stay.
-    shutil.rmtree(app)
-    assert (ROOT / "flower_app" / "server_app.py").is_file()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda files: files.update({"flower_app/server_app.py": files["flower_app/server_app.py"] + b"#"}),
-        lambda files: files.update({"flower_app/more.py": b""}),
-        lambda files: files.update({"somebody/elses.py": b""}),
-        lambda files: files.pop("configs/scenarios/default.toml"),
-    ],
-    ids=["changed", "more", "beside", "less"],
-)
-def test_an_app_of_other_files_is_not_linked(bundle, tmp_path, change):
-    assert not link_app(_changed(bundle, change), tmp_path / "app")
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_app_folder_fits_the_flower_hub(tmp_path):

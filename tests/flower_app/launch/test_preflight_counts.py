@@ -1,9 +1,11 @@
-"""How many clusters train at once, and so how many of Flower's processes a simulation starts."""
+"""Clusters that train at once, and so the processes of client apps that a simulation starts."""
+
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from flower_app.config.sources import load_config
-from flower_app.training.simulated_actors import clusters_at_once
+from flower_app.training.network import clients_at_once, clusters_at_once, pool_size
 
 
 @pytest.mark.parametrize(
@@ -24,3 +26,9 @@ from flower_app.training.simulated_actors import clusters_at_once
 def test_as_many_train_at_once_as_have_a_channel(settings, expected):
     config = load_config(None, [f"{key}={value}" for key, value in ({"num-clusters": 3} | settings).items()])
     assert clusters_at_once(config) == expected
+    assert clients_at_once(config) == min(expected, pool_size())
+
+
+def test_a_simulation_has_as_many_client_apps_as_flowers_pool_has_threads():
+    with ThreadPoolExecutor() as executor:
+        assert pool_size() == executor._max_workers

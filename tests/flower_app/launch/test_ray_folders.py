@@ -1,44 +1,61 @@
 """Folders of Ray: each simulation's own goes with it, and those of killed runs with the next one."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
-from flower_app.launch.ray_folders import RayFolder, remove_abandoned
+from flower_app.launch.processes import MARK, is_alive
+from flower_app.launch.ray_folders import end_abandoned_runs, folder_for_ray, short_folder
 
 RUN = """
-import sys, time
-from flower_app.launch.ray_folders import RayFolder
-folder = RayFolder(sys.argv[1])
-print(folder.path, flush=True)
-time.sleep(600)
+import os, subprocess, sys, time
+from flower_app.launch.processes import MARK
+from flower_app.launch.ray_folders import folder_for_ray
+with folder_for_ray(sys.argv[1]) as folder:
+    program = [sys.executable, "-c", "import time; time.sleep(600)"]
+    child = subprocess.Popen(program, env=os.environ | {MARK: str(folder)}, start_new_session=True)
+    print(folder, child.pid, flush=True)
+    time.sleep(600)
 """
 
 
 @pytest.mark.slow
-def test_the_folder_of_a_killed_run_goes_when_the_next_begins_and_that_of_a_running_one_stays(tmp_path):
-    """A run that was killed together with its guard left its folder in the folder for temporary files for good."""
+def test_the_next_start_ends_what_a_killed_run_left_and_no_other_run(tmp_path):
+    assert MARK not in os.environ
     runs = [
         subprocess.Popen([sys.executable, "-c", RUN, str(tmp_path)], stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
+    pids = []
     try:
-        killed, running = (run.stdout.readline().strip() for run in runs)
+        (killed, orphan), (running, kept) = (run.stdout.readline().split() for run in runs)
+        pids += [int(orphan), int(kept)]
         runs[0].send_signal(signal.SIGKILL)
         runs[0].wait()
-        folder = RayFolder(tmp_path)
-        assert not os.path.exists(killed)
-        assert os.path.isdir(running) and folder.path.is_dir()
-        folder.close()
-        assert not folder.path.exists()
+        end_abandoned_runs(tmp_path)
+        assert [is_alive(pid) for pid in pids] == [False, True]
+        assert not os.path.exists(killed) and os.path.isdir(running)
     finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         for run in runs:
             run.kill()
             run.wait()
             run.stdout.close()
+
+
+def test_the_folder_of_a_run_goes_with_it(tmp_path):
+    with folder_for_ray(tmp_path) as folder:
+        assert list(tmp_path.iterdir()) == [folder]
+        end_abandoned_runs(tmp_path)
+        assert folder.is_dir()
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_no_folder_of_a_run_stays(tmp_path):
@@ -50,5 +67,12 @@ def test_what_is_no_folder_of_a_run_stays(tmp_path):
     (tmp_path / "collapipe-linked-lock" / ".lock").symlink_to(tmp_path / "theirs" / ".lock")
     (tmp_path / "collapipe-file").touch()
     before = sorted(tmp_path.rglob("*"))
-    remove_abandoned(tmp_path)
+    end_abandoned_runs(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_long_folder_without_another_is_refused_by_its_variable(monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: path != "/tmp")
+    monkeypatch.setattr(tempfile, "tempdir", "/" + "t" * 27)
+    with pytest.raises(ValueError, match="TMPDIR: /t+: expected a path of at most 20 bytes, found 28"):
+        short_folder()

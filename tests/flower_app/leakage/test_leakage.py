@@ -6,13 +6,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from client_pipeline.families.families import build_parts
+from client_pipeline.families.pretrained import with_tail
 from flower_app.cli.main import app
-from flower_app.config.run_config import RunConfig
 from flower_app.leakage import inversion
-from flower_app.leakage.inversion import Recovered, Tokens
-from flower_app.runs.run_directory import create_run_directory, write_config
-from flower_app.saved_model import save_model
-from flower_app.tasks.base import task
+from flower_app.leakage.inversion import Tokens
+from flower_app.leakage.labels import read_labels
+from helpers.decoder_only import small_spec
+from helpers.saved_runs import saved_run
 
 pytestmark = pytest.mark.slow
 
@@ -88,11 +89,6 @@ def test_of_noise_nothing_is_read_beyond_what_is_guessed_without_looking(world, 
         assert found.top1 < guessed.top1 + 0.05 and found.top5 < guessed.top5 + 0.05
 
 
-def test_what_is_recovered_is_counted():
-    found = Recovered.of(torch.tensor([[1, 2, 3], [5, 6, 4], [7, 8, 9]]), torch.tensor([1, 4, 0]))
-    assert found == Recovered(top1=1 / 3, top5=2 / 3)
-
-
 TINY = {
     "data.num-examples": 400,
     "data.evaluation-examples": 60,
@@ -106,18 +102,6 @@ TINY = {
 }
 
 
-def saved_run(folder, **more):
-    """A run directory with a model that has seen no training."""
-    config = RunConfig.from_flat({**TINY, **{key.replace("_", "-"): value for key, value in more.items()}})
-    run_dir = create_run_directory(str(folder), config.name)
-    write_config(run_dir, config)
-    kind = task(config.task)
-    prepared = kind.prepare(config.data, config.model, config.seed, 2)
-    weights = prepared.build(config.seed).weights()
-    save_model(run_dir, prepared.spec, weights, prepared.tokenizer_json, kind.saved(config.data))
-    return run_dir
-
-
 @pytest.mark.parametrize(
     "more",
     [
@@ -129,7 +113,7 @@ def saved_run(folder, **more):
 )
 def test_a_run_is_attacked_by_depth_and_noise(tmp_path, monkeypatch, more):
     monkeypatch.setattr(inversion, "_STEPS", 60)
-    run_dir = saved_run(tmp_path, **more)
+    run_dir = saved_run(TINY | more | {"runs-dir": str(tmp_path)})
     result = CliRunner().invoke(app, ["leakage", str(run_dir), "--noise", "0,100", "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
@@ -146,10 +130,42 @@ def test_a_run_is_attacked_by_depth_and_noise(tmp_path, monkeypatch, more):
     assert noisy["metrics"].keys() == clean["metrics"].keys() and noisy["metrics"]["loss"] != clean["metrics"]["loss"]
 
 
+def test_labels_that_stay_are_read_from_the_gradients_unless_these_have_noise(tmp_path, monkeypatch):
+    monkeypatch.setattr(inversion, "_STEPS", 5)
+    more = {"task.name": "causal-lm", "model.family": "llama", "split.labels": "cluster", "runs-dir": str(tmp_path)}
+    run_dir = saved_run(TINY | more)
+    result = CliRunner().invoke(app, ["leakage", str(run_dir), "--noise", "0,100", "--cut-only", "--json"])
+    assert result.exit_code == 0, result.output
+    clean, noisy = json.loads(result.stdout)["labels"]
+    assert (clean["noise"], noisy["noise"]) == (0, 100)
+    assert clean["top1"] >= 0.99 and clean["clip"] is None and clean["tokens"] > 100
+    assert noisy["top1"] < noisy["without_looking"]["top1"] + 0.1 and noisy["clip"] > 0
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "granite"])
+def test_a_label_is_named_by_its_gradient_whatever_the_tail(family):
+    parts = build_parts(with_tail(small_spec(family), {}, True)[0], seed=0)
+    tail, generator = parts.embedding.tail, torch.Generator().manual_seed(1)
+    vocabulary, width = tail.lm_head.weight.shape
+    states = torch.randn(40, width, generator=generator)
+    labels = torch.randint(vocabulary, (40,), generator=generator)
+    moved_states = states.clone().requires_grad_()
+    loss = torch.nn.functional.cross_entropy(tail.scores(tail.norm(moved_states[None]))[0], labels, reduction="sum")
+    (gradient,) = torch.autograd.grad(loss, moved_states)
+    assert read_labels(tail, states, gradient, labels).top1 >= 0.975
+    # Clipped to whatever length, it says the same.
+    lengths = torch.rand(40, 1, generator=generator) + 0.1
+    assert read_labels(tail, states, gradient * lengths, labels).top1 >= 0.95
+    other = torch.randn(gradient.shape, generator=generator)
+    assert read_labels(tail, states, other, labels).top1 < 0.2
+
+
 @pytest.mark.parametrize("only", [[], ["--cut-only"]])
 def test_the_table_has_a_row_for_every_noise_and_the_runs_own_is_marked(tmp_path, monkeypatch, only):
     monkeypatch.setattr(inversion, "_STEPS", 5)
-    run_dir = saved_run(tmp_path, **{"privacy.activation-clip": 4.0, "privacy.activation-noise": 0.25})
+    run_dir = saved_run(
+        TINY | {"runs-dir": str(tmp_path), "privacy.activation-clip": 4.0, "privacy.activation-noise": 0.25}
+    )
     result = CliRunner().invoke(app, ["leakage", str(run_dir), "--noise", "0", "--tokens", "200", *only])
     assert result.exit_code == 0, result.output
     assert "0.25 (the run's)" in result.output and "2 TEBs" in result.output and "bleu" in result.output
@@ -159,7 +175,6 @@ def test_the_table_has_a_row_for_every_noise_and_the_runs_own_is_marked(tmp_path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--noise", "a"], "--noise: expected numbers with commas"),
         (["--noise", "-1"], "--noise: expected multipliers of at least 0"),
         (["--clip", "-1"], "--clip: expected a number of at least 0"),
         (["--tokens", "0"], "--tokens: expected at least 1"),

@@ -1,4 +1,4 @@
-"""What the client does once in a run, however many rounds there are."""
+"""Work that the client does once in a run, however many rounds there are."""
 
 import json
 from types import SimpleNamespace
@@ -6,13 +6,11 @@ from types import SimpleNamespace
 import pytest
 from flwr.app import ConfigRecord, Context, RecordDict
 
-from client_pipeline.partition.families import num_blocks_of
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime.round_order import RoundResult
+from client_pipeline.runtime.control_unit.round_order import RoundResult
 from client_pipeline.system.scenario import load_scenario
 from flower_app import client_app
 from flower_app.config.run_config import RunConfig
-from flower_app.node.own_plans import scenario_of_run
 from flower_app.training import network as training_network
 from helpers.tiny_models import CLASSIC, NUM_BLOCKS
 from strategies.clusters import ClusterState
@@ -22,7 +20,7 @@ from strategies.records import ARRAYS, CONFIG, ROUND_KEY, to_arrays, train_confi
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often the scenario is read and FLOP are counted."""
+    """Count how often the scenario is read and FLOP are counted."""
     counted = {"load_scenario": 0, "model_costs": 0}
     functions = {name: getattr(training_network, name) for name in counted}
     for name, function in functions.items():
@@ -77,13 +75,13 @@ def replans(orders):
 
 
 def test_a_runs_scenario_is_read_when_a_device_is_lost_and_once(monkeypatch, calls):
-    """It once went with every train message, and its FLOP were counted for each."""
+    """The scenario went with every train message, and each message had its FLOP counted."""
     orders = train_rounds(monkeypatch, (1, 2, 3), run_id=101, costs="model")
     assert calls == {"load_scenario": 0, "model_costs": 0}
     plans = replans(orders)
     assert calls == {"load_scenario": 1, "model_costs": 1}
     assert [order.replan.round for order in orders] == [1, 2, 3]
-    assert all(plan.delta[1] == 0 and sum(plan.delta) == num_blocks_of(CLASSIC) and plan.m == 2 for plan in plans)
+    assert all(plan.delta[1] == 0 and sum(plan.delta) == NUM_BLOCKS and plan.m == 2 for plan in plans)
 
 
 def test_the_plan_for_the_devices_that_are_left_is_the_planners_on_the_runs_network(monkeypatch):
@@ -91,25 +89,3 @@ def test_the_plan_for_the_devices_that_are_left_is_the_planners_on_the_runs_netw
     scenario = training_network.training_scenario(RunConfig(), CLASSIC)
     expected = ScheduledReplan(scenario=scenario, cluster=0, round=4)
     assert replans([order]) == [expected(PLAN, (0, 2), {})]
-
-
-def test_another_run_or_another_configuration_has_a_scenario_of_its_own(monkeypatch, calls):
-    [own] = train_rounds(monkeypatch, [1], run_id=102)
-    [other] = train_rounds(monkeypatch, [1], run_id=102, **{"batch-size": 16})
-    [third] = train_rounds(monkeypatch, [1], run_id=103)
-    replans([own, other, third, own])
-    assert calls["load_scenario"] == 3
-    assert scenario_of_run(102, own.replan.config, own.replan.spec).planner.batch_size == 32
-    assert scenario_of_run(102, other.replan.config, other.replan.spec).planner.batch_size == 16
-
-
-def test_a_plan_of_the_server_may_keep_fewer_activations_than_gamma_0_counts(monkeypatch):
-    """A node refused what was planned for another schedule: it counted a whole batch's activations, as GPipe does."""
-    devices = load_scenario("default").clusters[0]
-    delta = (NUM_BLOCKS, *[0] * (len(devices) - 1))
-    plan = ClusterPlan(delta=delta, order=(0,), m=4, schedule="1f1b")
-    too_large = 1.1 * devices[0].memory / NUM_BLOCKS
-    [order] = train_rounds(monkeypatch, [1], plan=plan, block_memory=too_large)
-    assert order.plan == plan
-    with pytest.raises(ValueError, match=r"round 1: plan of cluster 0: device 0 holds .* \(C7\)"):
-        train_rounds(monkeypatch, [1], plans=json.dumps([plan.to_dict()]), block_memory=too_large)

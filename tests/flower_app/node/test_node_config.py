@@ -1,7 +1,6 @@
-"""What a SuperNode is told about itself, as Flower reads it."""
+"""Node configuration of a SuperNode, as Flower reads it."""
 
 import pytest
-from flwr.common.config import parse_config_args
 
 from client_pipeline.system.scenario import load_scenario
 from flower_app.client_app import node_folder
@@ -9,29 +8,6 @@ from flower_app.config.run_config import RunConfig
 from flower_app.node.config import NodeConfig
 from flower_app.runs.run_directory import plain_name
 from helpers.repository import ROOT
-
-FULL = NodeConfig(
-    cluster=3,
-    data_path="/srv/text of cluster 3",
-    device_profile="/etc/collapipe/devices.toml",
-    state_dir="/var/lib/collapipe",
-    tls_certificate="/c/cu.pem",
-    tls_key="/c/cu.key",
-    tls_ca="/c/ca.pem",
-    ray_address="10.0.0.2:6379",
-    host="10.0.0.2",
-    modules="their_package,other.code",
-)
-
-
-def test_what_is_written_is_what_flower_reads_back():
-    assert NodeConfig.read(parse_config_args([FULL.text()])) == FULL
-    assert NodeConfig.read(parse_config_args([NodeConfig(cluster=0).text()])) == NodeConfig(cluster=0)
-
-
-def test_a_simulated_node_is_one():
-    found = NodeConfig.read({"partition-id": 1, "num-partitions": 2})
-    assert found == NodeConfig(cluster=1, simulated=True)
 
 
 @pytest.mark.parametrize(
@@ -50,18 +26,14 @@ def test_what_makes_no_node_is_refused(given, message):
     assert message in str(error.value)
 
 
-def test_a_path_that_flower_could_not_read_is_refused():
-    with pytest.raises(ValueError, match="data-path: expected no quotation mark and no line break"):
-        NodeConfig(cluster=0, data_path='/a"b').text()
-
-
 def test_a_nodes_own_text_takes_the_place_of_the_runs():
-    flat = {"data.path": "/server", "data.partition": "nodes"}
-    assert NodeConfig(cluster=0, data_path="/own").run_config(flat)["data.path"] == "/own"
-    assert NodeConfig(cluster=0, simulated=True).run_config(flat) == flat
+    files = dict.fromkeys(["data.train-source", "data.train-target", "data.test-source", "data.test-target"], "text")
+    config = RunConfig.from_flat({"data.source": "files", "data.path": "/server", "data.partition": "nodes"} | files)
+    assert NodeConfig(cluster=0, data_path="/own").run_config(config).data.path == "/own"
+    assert NodeConfig(cluster=0, simulated=True).run_config(config) == config
     with pytest.raises(ValueError, match=r"cluster 0: data-path: expected the folder of its text .* --data FOLDER"):
-        NodeConfig(cluster=0).run_config(flat)
-    assert NodeConfig(cluster=0).run_config({"data.path": "/shared"}) == {"data.path": "/shared"}
+        NodeConfig(cluster=0).run_config(config)
+    assert NodeConfig(cluster=0).run_config(RunConfig()) == RunConfig()
 
 
 def test_a_device_profile_takes_the_place_of_the_scenarios_devices(tmp_path):

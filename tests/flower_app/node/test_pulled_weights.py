@@ -8,10 +8,10 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from client_pipeline.partition.families import build_parts
-from client_pipeline.partition.pretrained import load_pretrained_weights
+from client_pipeline.families.families import build_parts
+from client_pipeline.families.pretrained import load_pretrained_weights
 from client_pipeline.partition.spec import LoraConfig
-from client_pipeline.runtime.control_unit_actor import ControlUnitActor
+from client_pipeline.runtime.control_unit.control_unit_actor import ControlUnitActor
 from flower_app import client_app
 from flower_app.node import kept_setup
 from flower_app.tasks.tokenizer import train_tokenizer
@@ -94,20 +94,13 @@ def test_a_control_unit_pulls_what_it_lacks_and_starts_again_without_a_token(mod
     assert cached.name == f"{base.files[0].sha256}.safetensors"
     assert torch.equal(units[0]._unit.embedding.embed_tokens.weight, base[name])
     # What its folder keeps has no token, and the control unit that stands in for it needs none.
-    folder = client_app.node_folder(client_app.RunConfig.as_sent(node.run_config), _read_node(node), "pulled")
+    config = client_app.RunConfig.as_sent(node.run_config)
+    folder = client_app.node_folder(config, _read_node(node), "pulled")
     kept, _ = kept_setup.read(folder)
     assert PULL_KEY not in kept and address.token not in json.dumps(kept)
-    client_app._start_again(node, _read_node(node), num_devices=3, interval=1, round_=1)
+    client_app._start_again(node, config, _read_node(node), num_devices=3, round_=1)
     assert torch.equal(units[1]._unit.embedding.embed_tokens.weight, base[name])
 
 
 def _read_node(node):
     return client_app.NodeConfig.read(node.node_config)
-
-
-def test_a_node_that_can_pull_from_nowhere_says_what_it_lacks(model, node, units):
-    spec, base = model
-    with pytest.raises(ValueError, match="nowhere is no folder with safetensors files on .*expected model.safetensors"):
-        client_app._setup(node, setup_values(spec, base, **{PULL_KEY: ""}), {}, node_id=7)
-    with pytest.raises(ValueError, match="address of the decoder: missing, unknown or of another type"):
-        client_app._setup(node, setup_values(spec, base, **{PULL_KEY: "{}"}), {}, node_id=7)

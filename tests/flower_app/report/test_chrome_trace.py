@@ -1,5 +1,4 @@
 import json
-from collections import defaultdict
 
 from flower_app.report.chrome_trace import chrome_trace, write_trace
 
@@ -49,20 +48,6 @@ def test_modelled_and_measured_are_processes_and_devices_are_threads():
     threads = {name for (p, _), name in names(trace, "thread_name").items() if p == pid}
     assert threads == {"stage 0, device 4", "stage 1, device 0", "link 0 to 1", "link 1 to 0"}
     assert {(e["pid"], e["tid"]) for e in complete(trace)} == set(names(trace, "thread_name"))
-
-
-def test_both_directions_of_a_link_may_be_busy_at_once_and_so_have_threads_of_their_own():
-    events = [["z", 0, 1, 0.0, 2.0], ["g", 0, 0, 1.0, 3.0], ["F", 1, 0, 1.0, 2.0], ["z", 1, 0, 2.0, 3.0]]
-    trace = chrome_trace({"round": 1, "clusters": [{"cluster": 0, "order": [0, 1, 2], "modelled": events}]})
-    busy = defaultdict(list)
-    for event in complete(trace):
-        busy[event["pid"], event["tid"]].append(event["name"])
-    assert sorted(map(sorted, busy.values())) == [["F0"], ["g0"], ["z0"], ["z1"]]
-
-
-def test_a_run_without_modelled_pipelines_has_the_measured_ones():
-    cluster = TIMELINE["clusters"][0] | {"modelled": []}
-    assert len(complete(chrome_trace({"round": 1, "clusters": [cluster]}))) == 4
 
 
 def test_the_trace_is_written_beside_the_timeline(tmp_path):

@@ -1,12 +1,10 @@
-"""Which machines a run has used: noted at each start, and shown in the report."""
+"""Machines of a run: noted at each start, and shown in the report."""
 
 import re
 
-from client_pipeline.runtime.machine import machine_facts
-from flower_app.report.machine_table import machine_section
-from flower_app.report.page import write_report
+from client_pipeline.runtime.ray.machine import machine_facts
+from flower_app.report.page import machine_section
 from flower_app.runs.machines import ClusterMachines, note_machines, read_machines
-from flower_app.runs.run_directory import CONFIG
 
 HERE = machine_facts()
 BOX = HERE | {"host": "box<1>", "cores": 4, "memory": 8_000_000_000, "torch": "2.9.0"}
@@ -52,11 +50,3 @@ def test_real_machines_stand_one_by_one_and_those_of_a_continued_run_too(tmp_pat
         ["from 8", "devices of cluster 0: 0", "pi"],
     ]
     assert ["8.0 GB", "1.5 GB"] == [rows[1][4], rows[2][4]] and rows[1][7] == "2.9.0"
-
-
-def test_the_report_of_a_run_has_the_table_and_says_where_there_is_none(tmp_path):
-    (tmp_path / CONFIG).write_text('name = "demo"\n')
-    assert "The run has not named its machines." in write_report([tmp_path]).read_text()
-    note_machines(tmp_path, 0, {0: ClusterMachines(BOX, {})})
-    page = write_report([tmp_path]).read_text()
-    assert '<h2 id="machines">Machines</h2>' in page and "box&lt;1&gt;" in page and f">{HERE['host']}<" in page

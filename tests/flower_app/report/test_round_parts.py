@@ -1,16 +1,15 @@
-"""What a round's wall seconds went to, and which local steps follow from it."""
+"""Parts of a round's wall seconds, and the local steps that follow from them."""
 
 import io
 import math
 
-import pytest
 from rich.console import Console
 
 from flower_app.config.run_config import RunConfig
 from flower_app.launch.launcher import Outcome
 from flower_app.launch.progress import RunProgress
 from flower_app.launch.single_run import NewRun, launch_run
-from flower_app.report.round_parts import local_steps_hint, round_parts
+from flower_app.report.round_parts import round_parts
 from flower_app.runs.run_directory import append_round, write_summary
 
 
@@ -30,17 +29,6 @@ HINT = (
     "rounds: 15.0 s each (median): messages and waiting 10.0 s, local-steps = 4 took 3.0 s; "
     "with local-steps = 14 the same messages carry more training, averaged less often"
 )
-
-
-def test_local_steps_are_named_with_which_training_takes_as_long_as_messages():
-    # The first round, in which all is set up, does not count.
-    assert local_steps_hint([line(1, 100.0, 300.0, 400.0), line(2), line(3)], 4) == HINT
-    assert "with local-steps = 40 " in local_steps_hint([line(1), line(2, train_s=0.1)], 4)
-
-
-@pytest.mark.parametrize("lines", [[], [line(1)], [line(1), line(2, 9.0)], [line(1), {"round": 2, "clusters": []}]])
-def test_nothing_is_said_where_messages_take_less_than_half_or_nothing_was_measured(lines):
-    assert local_steps_hint(lines, 4) == ""
 
 
 class Launcher:

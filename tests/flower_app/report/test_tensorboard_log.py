@@ -1,9 +1,4 @@
-import math
-
-import pytest
-
-from flower_app.report import tensorboard_log
-from flower_app.report.tensorboard_log import TensorBoardLog, check_available
+from flower_app.report.sinks import TensorBoardLog
 
 RECORD = {
     "train_loss": 3.5,
@@ -59,16 +54,6 @@ def test_the_scalars_of_each_round_are_read_back(tmp_path):
     assert "memory_bytes/cluster_0_device_4" not in found
 
 
-def test_what_is_missing_or_no_number_is_left_out(tmp_path):
-    log = TensorBoardLog(tmp_path, start_round=1)
-    log.write({"round": 1, "train_loss": math.nan, "lr": None, "virtual": None, "clusters": [], "plan": None})
-    log.write({"round": 2, "train_loss": 1.0, "virtual": {"latency_s": math.nan, "clusters": None}})
-    log.close()
-    found = read_back(tmp_path / "tensorboard")
-    assert found["train/loss"] == [(2, 1.0)]
-    assert "virtual/latency_s" not in found
-
-
 def test_a_resumed_run_replaces_the_rounds_that_it_repeats(tmp_path):
     first = TensorBoardLog(tmp_path, start_round=1)
     for number in (1, 2, 3):
@@ -78,9 +63,3 @@ def test_a_resumed_run_replaces_the_rounds_that_it_repeats(tmp_path):
     second.write({"round": 3, "train_loss": 1.0})
     second.close()
     assert read_back(tmp_path / "tensorboard")["train/loss"] == [(1, 9.0), (2, 9.0), (3, 1.0)]
-
-
-def test_without_the_package_the_user_is_told_what_to_do(monkeypatch):
-    monkeypatch.setattr(tensorboard_log.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install 'collapipe\[tensorboard\]' or set tensorboard = false"):
-        check_available()

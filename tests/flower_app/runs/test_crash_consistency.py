@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from client_pipeline import durable
+from client_pipeline.families.families import build_parts
 from client_pipeline.link.privacy_config import PrivacyConfig
-from client_pipeline.partition.families import build_parts
 from client_pipeline.run_identity import RunIdentity
-from client_pipeline.runtime import cluster_checkpoint
-from client_pipeline.runtime.cluster_checkpoint import ClusterCheckpoint
-from client_pipeline.runtime.moved_block import MovedBlock
+from client_pipeline.runtime.control_unit import cluster_checkpoint
+from client_pipeline.runtime.control_unit.cluster_checkpoint import ClusterCheckpoint
+from client_pipeline.runtime.stage.moved_block import MovedBlock
 from flower_app.config.run_config import RunConfig
 from flower_app.node import kept_setup
 from flower_app.runs import run_checkpoints, run_directory
@@ -111,7 +111,7 @@ def loaded_round(run_dir):
 
 
 def describe(training):
-    """What must be as in the run that nothing disturbed; the model is that of the newest of its rounds."""
+    """Return what must equal the undisturbed run's; the model is that of the newest of its rounds."""
     lines, _ = run_directory.read_rounds(training.run_dir)
     model = training.run_dir / "model"
     assert model.exists() == model.is_symlink()

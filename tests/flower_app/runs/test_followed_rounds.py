@@ -3,7 +3,7 @@
 import pytest
 
 from flower_app.runs.followed_rounds import FollowedRounds
-from flower_app.runs.run_directory import ROUNDS, append_round, reopen, rounds_mark
+from flower_app.runs.run_directory import append_round, reopen, rounds_mark
 
 
 def write(run_dir, *numbers, seconds=1.0):
@@ -45,14 +45,3 @@ def test_rounds_that_were_taken_back_are_replaced(tmp_path, seconds, looks):
     shown = shown[:kept] + lines
     assert numbers(shown) == [1, 2, 3, 4, 5]
     assert [line["wall_s"] for line in shown] == [1.0, 1.0, seconds, seconds, seconds]
-
-
-def test_half_a_line_waits_for_its_end(tmp_path):
-    followed = FollowedRounds(tmp_path)
-    write(tmp_path, 1)
-    with (tmp_path / ROUNDS).open("a", encoding="utf-8") as file:
-        file.write('{"round": 2, "wa')
-    assert numbers(followed.read().lines) == [1]
-    with (tmp_path / ROUNDS).open("a", encoding="utf-8") as file:
-        file.write('ll_s": 1.0}\n')
-    assert followed.read() == (1, [{"round": 2, "wall_s": 1.0}])

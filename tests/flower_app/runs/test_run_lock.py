@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import tempfile
 
 import pytest
 from flwr.app import Context, RecordDict
@@ -13,9 +12,9 @@ from flower_app import server_app
 from flower_app.config.run_config import RunConfig
 from flower_app.launch.single_run import continued_run
 from flower_app.runs.run_directory import read_summary, write_config
-from flower_app.runs.run_lock import remove_abandoned_nodes
 from flower_app.training.prepared_run import prepare
 from flower_app.training.training_run import train_prepared
+from helpers.saved_runs import TWO_CLUSTERS
 
 pytestmark = pytest.mark.slow
 
@@ -35,28 +34,15 @@ app(Nodes(), Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), ru
 """A server app as a SuperLink starts it: no child of the command, and its nodes do not come."""
 
 
-TINY = {
-    "num-clusters": 2,
-    "data.num-examples": 40,
-    "data.evaluation-examples": 4,
-    "data.vocab-size": 300,
-    "model.width": 16,
-    "model.num-heads": 2,
-    "model.feed-forward": 32,
-    "model.encoder-layers": 2,
-    "model.decoder-layers": 1,
-}
-
-
 class NoNodes:
-    """What must not be asked: another run goes on."""
+    """A grid that nobody may ask while another run goes on."""
 
     def get_node_ids(self):
         raise AssertionError("a second server app has begun")
 
 
 def refusal(call, *arguments):
-    """What a call is refused with; empty if it is not, or with something else than the user's mistake."""
+    """Return the refusal of a call; empty if there is none, or an error other than the user's mistake."""
     try:
         call(*arguments)
     except (ValueError, FileNotFoundError) as error:
@@ -142,25 +128,22 @@ train_prepared(prepare(RunConfig.from_flat(json.loads(sys.argv[2]) | {"run-dir":
 @pytest.mark.timeout(300)
 def test_a_second_run_does_not_take_the_nodes_of_one_that_lives(tmp_path, monkeypatch, flower_process):
     """Two runs at once killed each other's control units, round by round."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", None)
+    home = tmp_path / "home"
+    monkeypatch.setenv("FLWR_HOME", str(home))
     first = tmp_path / "first"
     first.mkdir()
-    command = [sys.executable, "-c", HOLDER, str(first), json.dumps(TINY)]
+    command = [sys.executable, "-c", HOLDER, str(first), json.dumps(TWO_CLUSTERS)]
     holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    config = RunConfig.from_flat(TINY | {"run-dir": str(tmp_path)})
+    config = RunConfig.from_flat(TWO_CLUSTERS | {"run-dir": str(tmp_path)})
     try:
         assert "asked\n" in iter(holder.stdout.readline, "")
         message = refusal(train_prepared, prepare(config, tmp_path), Nodes())
         assert f"node 8 serves another run, {first}" in message
-        remove_abandoned_nodes()
-        assert {path.name for path in tmp_path.glob("collapipe-nodes-*/*")} == {"8", "9"}
+        assert {path.name for path in home.glob("*/*")} == {"8", "9"}
     finally:
         holder.kill()
         holder.wait()
-    remove_abandoned_nodes()
-    assert not list(tmp_path.glob("collapipe-nodes-*/*"))
     for _ in range(2):
         assert "messages have gone out" in refusal(train_prepared, prepare(config, tmp_path), Nodes())
     # That of the killed one's other node has gone, too.
-    assert not list(tmp_path.glob("collapipe-nodes-*/*"))
+    assert not list(home.glob("*/*"))

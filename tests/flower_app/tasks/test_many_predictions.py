@@ -2,7 +2,7 @@
 
 import pytest
 
-from client_pipeline.partition.families import build_parts
+from client_pipeline.families.families import build_parts
 from flower_app.tasks.base import TaskConfig, task
 from flower_app.tasks.corpus import DataConfig
 from flower_app.tasks.labelled import LabelledData
@@ -47,13 +47,3 @@ def test_texts_longer_than_the_model_are_cut_as_in_training_and_counted(caplog):
         predictions = chosen.predict(parts, tokenizer, [fits + "the dog " * 20, "the dog", fits + "a"])
     assert "2 of 3 texts are over 40 tokens and were cut" in caplog.text
     assert [predictions[0], predictions[2]] == chosen.predict(parts, tokenizer, [fits]) * 2
-
-
-def test_words_beyond_the_model_are_outside_of_every_span(caplog):
-    parts, tokenizer = prepared_parts("token-classification")
-    with caplog.at_level("WARNING"):
-        [line] = task(TaskConfig(name="token-classification")).predict(parts, tokenizer, ["a " * 45])
-    words = line.split()
-    assert len(words) == 45
-    assert all(word == "a/O" for word in words[38:])
-    assert "1 of 1 texts are over 40 tokens" in caplog.text

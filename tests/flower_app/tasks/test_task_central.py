@@ -4,8 +4,8 @@ import json
 import pytest
 import torch
 
-from client_pipeline.partition.families import build_parts
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
+from client_pipeline.families.families import build_parts
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
 from helpers.repository import ROOT
 from helpers.tiny_models import tiny_batch, tiny_spec
 
@@ -78,23 +78,6 @@ class Tokens:
         return {name: tensor[indices] for name, tensor in batch.items()}
 
 
-def central_steps(central, batch_size, **more):
-    parts = build_parts(tiny_spec("bert", "sequence-classification", dropout=0.0), seed=0)
-    sgd = OptimizerConfig(name="sgd", lr=0.5, clip_norm=1.0)
-    training = central.CentralTraining(parts, [Tokens()], sgd, batch_size, seed=0, **more)
-    return [training.train_step() for _ in range(3)], parts.weights()
-
-
-def test_accumulated_batches_of_the_central_baseline_are_one_large_step(central):
-    losses, weights = central_steps(central, 8)
-    found_losses, found = central_steps(central, 2, gradient_accumulation=4)
-    assert found_losses == pytest.approx(losses, rel=1e-5)
-    for name, value in weights.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
-    alone, _ = central_steps(central, 2)
-    assert alone != pytest.approx(losses, rel=1e-3)
-
-
 def test_each_share_of_the_data_gives_its_batch_to_the_joint_step(central):
     drawn = []
 
@@ -125,33 +108,6 @@ def test_each_share_of_the_data_gives_its_batch_to_the_joint_step(central):
     weights = parts.weights()
     for name, value in expected.weights().items():
         torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-6)
-
-
-def test_the_central_baseline_refuses_shares_that_do_not_divide_the_joint_batch(run_central):
-    code, found = run_central("--batch-size", "16", "--shares", "3")
-    assert code == 2 and "--shares: expected a divisor of the joint batch of 16, found 3" in found.err
-
-
-def test_the_central_baseline_computes_in_the_runs_precision_and_keeps_float32(central):
-    losses, _ = central_steps(central, 8)
-    found, weights = central_steps(central, 8, precision="bfloat16")
-    assert found != losses and found == pytest.approx(losses, rel=0.02)
-    assert {value.dtype for value in weights.values()} == {torch.float32}
-
-
-def test_the_central_baseline_follows_the_runs_accumulation_and_precision(run_central, central, monkeypatch):
-    seen = []
-
-    class Watched(central.CentralTraining):
-        def __init__(self, *arguments, **more):
-            super().__init__(*arguments, **more)
-            seen.append((self.gradient_accumulation, self.precision))
-
-    monkeypatch.setattr(central, "CentralTraining", Watched)
-    keys = {"gradient-accumulation": 2, "runtime.precision": "bfloat16"}
-    code, found = run_central("--json", "--samples", "60", "--batch-size", "16", **keys)
-    assert code == 0 and seen == [(2, "bfloat16")]
-    assert [(row["samples"], row["steps"]) for row in json.loads(found.out)] == [(64, 2)]
 
 
 def test_the_central_baseline_refuses_an_unknown_key(run_central):

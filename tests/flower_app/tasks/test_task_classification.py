@@ -1,25 +1,20 @@
 import csv
-import importlib.util
 import json
-import pickle
 
 import numpy as np
 import pytest
 import torch
 
-from client_pipeline.partition.families import build_parts
+from client_pipeline.families.families import build_parts
 from client_pipeline.partition.parts import target_weight, targets
 from flower_app.config.sources import load_config
-from flower_app.tasks import generated_labels
 from flower_app.tasks.base import TaskConfig, task
 from flower_app.tasks.classification import macro_f1
 from flower_app.tasks.corpus import DataConfig
-from flower_app.tasks.generated_labels import KINDS, classified
-from flower_app.tasks.labelled import balanced_weights, in_order
+from flower_app.tasks.generated.generated_labels import KINDS, classified
 from flower_app.tasks.labelled_task import labels_of
 from flower_app.tasks.tokenizer import TextTokenizer
 from helpers import task_cases
-from helpers.repository import ROOT
 from helpers.task_cases import options, train
 
 NAME = "sequence-classification"
@@ -61,18 +56,6 @@ def test_a_text_stands_between_marks_and_its_label_is_one_class(prepared):
         assert set(ids[~mask].tolist()) <= {tokenizer.pad_id}
     assert batch["labels"].shape == (2,) and batch["labels"].dtype == torch.int64
     assert target_weight(targets(batch)) == 2
-
-
-def test_the_model_follows_the_table_and_knows_its_labels(prepared):
-    parts = build_parts(prepared.spec, seed=0)
-    assert (prepared.spec.family, prepared.spec.head, len(parts.blocks)) == ("bert", NAME, 2)
-    assert labels_of(prepared.spec) == KINDS
-    assert parts.encode({k: torch.ones(1, 3, dtype=d) for k, d in BATCH_TYPES.items()}).shape == (1, 3, 32)
-    assert parts.head.classifier.out_features == len(KINDS)
-    assert prepared.weights == {} and prepared.cluster_sizes == (40, 40, 40)
-
-
-BATCH_TYPES = {"input_ids": torch.int64, "attention_mask": torch.bool}
 
 
 def test_tables_of_all_kinds_give_the_same_examples(tmp_path):
@@ -123,18 +106,12 @@ def test_a_hub_dataset_gives_its_classes_by_number(tmp_path):
         ),
         (
             "a.jsonl",
-            '{"text": {"en": "a"}, "label": 1}',
-            r"data\.source-column: .*line 1: expected a text, found \{'en'",
-        ),
-        (
-            "a.jsonl",
             '{"text": "a", "label": [1]}',
             r"data\.label-column: .*line 1: expected a label, found \[1\]; name",
         ),
         ("a.tsv", "text\tkind\na\tx\n", r"data\.label-column: .*a\.tsv, line 2: no column 'label', found text, kind"),
         ("a.tsv", "text\tlabel\na\tx\nb\n", r"data\.train-source: .*a\.tsv, line 3: expected 2 columns, found 1"),
         ("a.csv", 'text,label\na,x\n"b,y\n', r"data\.train-source: .*a\.csv, line 3: expected comma-separated cells"),
-        ("a.jsonl", '{"text": "a", "label": 1}\n{"text":\n', r"a\.jsonl, line 2: expected a JSON object"),
         ("a.jsonl", '{"text": "a", "label": 1}\n\n{"text": "a"}', r"a\.jsonl, line 3: no column 'label', found text"),
         ("a.txt", "a\n", r"data\.train-source: expected a table \(\.tsv, \.csv, \.jsonl, \.parquet\), found .*a\.txt"),
         ("a.tsv", "text\tlabel\na\tx\nb\tx\n", r"data\.labels: expected at least 2 labels, found x"),
@@ -227,19 +204,6 @@ def test_dirichlet_spreads_the_labels_unevenly_and_loses_none(prepared):
     assert (counts.max(0) > 0.6 * counts.sum(0)).any()
 
 
-def test_a_clusters_data_survives_the_way_into_an_actor(prepared):
-    data = task(TaskConfig(name=NAME)).cluster_data(SMALL, prepared.tokenizer_json, 0, 3, seed=0)
-    again = pickle.loads(pickle.dumps(data))
-    for name, tensor in data.collate([3, 1]).items():
-        assert torch.equal(again.collate([3, 1])[name], tensor)
-
-
-def test_macro_f1_by_hand():
-    # a: TP 1, FP 0, FN 1: 2/3. b: TP 1, FP 1, FN 1: 1/2. c: FP 1: 0.
-    assert macro_f1(["a", "a", "b", "b"], ["a", "b", "b", "c"]) == pytest.approx((2 / 3 + 1 / 2) / 3)
-    assert macro_f1(["a"], ["a"]) == 1
-
-
 def test_macro_f1_agrees_with_scikit_learn():
     metrics = pytest.importorskip("sklearn.metrics")
     rng = np.random.default_rng(0)
@@ -266,22 +230,6 @@ def test_class_weights_multiply_each_samples_loss():
     assert {name for name, _ in a.named_parameters()} == {name for name, _ in b.named_parameters()}
     scores = [f.evaluator.evaluate(p, "test").metrics["loss"] for f, p in ((weighted, a), (plain, b))]
     assert scores[0] == pytest.approx(scores[1])
-
-
-def test_balanced_weights_by_hand():
-    assert balanced_weights({"a": 3, "b": 1}, ["a", "b", "c"]) == [4 / 6, 2.0, 0.0]
-
-
-def test_labels_that_are_numbers_stand_in_their_order():
-    assert in_order({"10", "9", "b", "a"}) == ("9", "10", "a", "b")
-
-
-def test_generated_text_repeats_and_its_splits_are_apart():
-    train, test = classified(300, "train", 1), classified(100, "test", 0)
-    generated_labels._classified.cache_clear()
-    assert train == classified(300, "train", 1) != classified(300, "train", 2)
-    assert not {text for text, _ in train} & {text for text, _ in test}
-    assert {label for _, label in train} == set(KINDS)
 
 
 @pytest.fixture(scope="module")
@@ -325,7 +273,7 @@ def test_a_pretrained_model_brings_its_weights_and_tokenizer(pretrained_folder):
 
 
 def test_a_tokenizer_of_another_vocabulary_is_refused(pretrained_folder, tmp_path):
-    from flower_app.tasks.tokenizer import train_wordpiece
+    from flower_app.tasks.word_pieces import train_wordpiece
 
     other = train_wordpiece(("word" + chr(97 + i % 26) * (i % 5) for i in range(200)), 2000, False, False)
     (tmp_path / "tokenizer.json").write_text(other.to_json())
@@ -357,28 +305,6 @@ def test_an_empty_text_is_not_predicted(prepared):
     with pytest.raises(ValueError, match="expected a text, found ' '"):
         chosen.predict(parts, prepared.tokenizer_json, [" "])
     assert chosen.predict(parts, prepared.tokenizer_json, []) == []
-
-
-def test_the_central_baseline_reports_the_tasks_own_metrics(monkeypatch, capsys):
-    file = ROOT / "benchmarks" / "central.py"
-    specification = importlib.util.spec_from_file_location("central", file)
-    central = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(central)
-    settings = {
-        "task.name": NAME,
-        "data.num-examples": 100,
-        "data.evaluation-examples": 10,
-        "data.vocab-size": 400,
-        "model.family": "bert",
-        "model.width": 16,
-        "model.encoder-layers": 1,
-    }
-    sets = [text for key, value in settings.items() for text in ("--set", f"{key}={value}")]
-    monkeypatch.setattr("sys.argv", ["central.py", "--json", "--samples", "64", "--batch-size", "16", *sets])
-    monkeypatch.setattr(central.torch, "set_num_threads", lambda _: None)
-    assert central.main() == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert {"loss", "accuracy", "macro_f1", "train_loss"} <= row.keys()
 
 
 @pytest.mark.slow

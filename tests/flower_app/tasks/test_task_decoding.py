@@ -3,9 +3,9 @@ import itertools
 import pytest
 import torch
 
-from client_pipeline.partition import transformer
-from client_pipeline.partition.families import build_parts
-from flower_app.tasks.decoding import IncrementalDecoder, beam, greedy
+from client_pipeline.families import transformer
+from client_pipeline.families.families import build_parts
+from flower_app.tasks.beam_search import IncrementalDecoder, beam, greedy
 
 
 def model(norm="pre", vocab_size=24, seed=0):
@@ -99,28 +99,3 @@ def best_of_all(decoder, memory_BTD, mask_BT, limit, penalty):
         total = float(sum(table[position, token] for position, token in enumerate(ids)))
         scored.append((total / len(ids) ** penalty, [token for token in ids if token != eos]))
     return max(scored)[1]
-
-
-@torch.no_grad()
-def test_beams_of_one_sentence_do_not_depend_on_its_neighbours():
-    decoder = model(seed=2)
-    lengths = [5, 2, 7, 3]
-    memory_BTD, mask = memory(lengths)
-    together = beam(decoder, memory_BTD, mask, [9, 4, 9, 6], 3)
-    for i, n in enumerate(lengths):
-        alone = beam(decoder, memory_BTD[i : i + 1, :n], mask[i : i + 1, :n], [[9, 4, 9, 6][i]], 3)
-        assert together[i] == alone[0]
-
-
-@torch.no_grad()
-def test_a_wider_beam_never_scores_worse_here():
-    decoder = model(seed=1)
-    memory_BTD, mask = memory([4])
-
-    def score(ids):
-        full = [*ids, decoder.config.eos_id]
-        table = log_probabilities(decoder, memory_BTD, mask, torch.tensor([[decoder.config.bos_id, *ids]]))[0]
-        return float(sum(table[position, token] for position, token in enumerate(full)))
-
-    narrow, wide = (beam(decoder, memory_BTD, mask, [30], size, 0.0)[0] for size in (1, 8))
-    assert score(wide) >= score(narrow)

@@ -4,8 +4,9 @@ import pyarrow
 import pytest
 
 from flower_app.first_config.own_text import _flat
+from flower_app.tasks.cells import csv_line
 from flower_app.tasks.corpus import DataConfig
-from flower_app.tasks.tables import columns_of, csv_line, read_table, read_table_rows
+from flower_app.tasks.tables import columns_of, read_table, read_table_rows
 from helpers.task_cases import prepare
 
 KEY = "data.train-source"
@@ -17,13 +18,6 @@ def test_half_a_character_becomes_the_mark_for_one_and_a_whole_one_stays(tmp_pat
     [(_, row)] = read_table_rows(file, KEY)
     assert row == {"text": "so sad \ufffd", "tags": ["\ufffd", "\U0001f600", "ä"]}
     assert str(row).encode()
-
-
-def test_rows_with_half_a_character_are_counted(tmp_path, caplog):
-    file = tmp_path / "tweets.jsonl"
-    file.write_text(r'{"text": "sad \ud83d"}' + "\n" + r'{"text": "\u00e4 \ufffd"}' + "\n" + '{"text": "b"}\n')
-    read_table_rows(file, KEY)
-    assert caplog.messages == [f"{KEY}: {file}: 1 of 3 rows have half a character; it is read as U+FFFD"]
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
@@ -44,13 +38,6 @@ def test_a_label_with_half_a_character_is_refused_before_training(tmp_path, name
     expected = rf"data\.label-column: .*{split}\.jsonl, line 3: expected a whole label, found .*U\+FFFD\); correct it"
     with pytest.raises(ValueError, match=expected):
         prepare(name, data)
-
-
-def test_a_cell_is_as_long_as_it_is(tmp_path):
-    file, document = tmp_path / "documents.csv", "word " * 40_000
-    file.write_text(f"label,text\na,{document}\n")
-    [(_, row)] = read_table_rows(file, KEY)
-    assert row == {"label": "a", "text": document}
 
 
 @pytest.mark.parametrize("name", ["twice.csv", "twice.tsv"])

@@ -2,20 +2,16 @@ import json
 
 import pytest
 
-from client_pipeline.partition.families import build_parts
-from client_pipeline.partition.hugging_face import sized_config, spec_from_config
+from client_pipeline.families.families import build_parts
+from client_pipeline.families.hugging_face import sized_config, spec_from_config
 from flower_app.saved_model import save_model
 from flower_app.tasks.corpus import DataConfig
-from flower_app.tasks.generator import generate
+from flower_app.tasks.generated.generator import generate
 from flower_app.tasks.start import ready_tokenizer
-from flower_app.tasks.tokenizer import SPECIAL_TOKENS, TextTokenizer, load_tokenizer, train_tokenizer, train_wordpiece
+from flower_app.tasks.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
+from flower_app.tasks.word_pieces import train_wordpiece
 from helpers.task_cases import options
 
-TOKENISED = [
-    "a man &apos;s dog , running ( fast ) .",
-    "ein saftig-grünes gras &amp; ein &quot; zaun &quot; .",
-    "zwei  blanks\tand a tab",
-]
 TINY = {
     "width": 16,
     "num_heads": 2,
@@ -34,31 +30,11 @@ def texts():
     return [text for pair in generate(1500, "train", 0) for text in pair]
 
 
-def test_special_tokens_come_first(texts):
-    tokenizer = train_tokenizer(texts, 600, pretokenized=False)
-    vocabulary = json.loads(tokenizer.to_json())["model"]["vocab"]
-    assert [vocabulary[token] for token in SPECIAL_TOKENS] == [0, 1, 2, 3]
-    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) == (0, 1, 2)
-    assert tokenizer.vocab_size == 600
-
-
 @pytest.mark.parametrize("pretokenized", [False, True])
 def test_decoding_restores_the_text_exactly_even_of_unseen_characters(texts, pretokenized):
     tokenizer = train_tokenizer(texts, 500, pretokenized)
     unseen = ["Größe: 5 € – ¿qué? 你好 🙂", "x"]
     assert tokenizer.decode(tokenizer.encode(texts[:200] + unseen)) == texts[:200] + unseen
-
-
-def test_tokenised_text_comes_back_with_its_tokens():
-    tokenizer = train_tokenizer(TOKENISED * 5, 400, pretokenized=True)
-    decoded = tokenizer.decode(tokenizer.encode(TOKENISED))
-    assert [text.split() for text in decoded] == [text.split() for text in TOKENISED]
-    assert decoded[:2] == TOKENISED[:2]
-
-
-def test_a_tokenised_word_with_punctuation_inside_can_be_one_token():
-    tokenizer = train_tokenizer(["man &apos;s"] * 50, 400, pretokenized=True)
-    assert len(tokenizer.encode(["&apos;s"])[0]) == 1
 
 
 def test_a_special_token_in_the_text_is_text(texts):
@@ -77,22 +53,6 @@ def test_a_tokenizer_survives_its_json(texts):
     assert 2 not in ids
 
 
-def test_training_is_deterministic(texts):
-    first, second = (train_tokenizer(texts, 500, pretokenized=True).to_json() for _ in range(2))
-    assert first == second
-
-
-def test_text_that_is_no_tokenizer_is_refused():
-    with pytest.raises(ValueError, match=r"expected the JSON form of tokenizers, found '\{\}'"):
-        TextTokenizer.from_json("{}")
-
-
-def test_a_tokenizer_is_loaded_from_a_folder(tmp_path, texts):
-    tokenizer = train_tokenizer(texts, 500, pretokenized=False)
-    (tmp_path / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
-    assert load_tokenizer(str(tmp_path)).encode(texts[:9]) == tokenizer.encode(texts[:9])
-
-
 def test_a_folder_with_a_bert_vocabulary_alone_is_read_whole(tmp_path):
     # With transformers 5, BertTokenizer(vocab_file=...) ignores the file and knows five words.
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(40))]
@@ -103,23 +63,13 @@ def test_a_folder_with_a_bert_vocabulary_alone_is_read_whole(tmp_path):
     assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) == (0, 2, 3)
 
 
-def test_missing_special_tokens_are_added(tmp_path):
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-
-    backend = Tokenizer(WordLevel({f"w{i}": i for i in range(20)} | {"[UNK]": 20}, unk_token="[UNK]"))
-    backend.pre_tokenizer = Whitespace()
-    backend.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = load_tokenizer(str(tmp_path))
-    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) == (21, 22, 23)
-    assert tokenizer.vocab_size == 24
-    assert tokenizer.encode(["w3 w4"]) == [[3, 4]]
-
-
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"data\.tokenizer: expected a folder with a tokenizer or a hub id, found '"):
-        load_tokenizer(str(tmp_path))
+@pytest.mark.parametrize("name", ["spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "spm.model"])
+def test_a_vocabulary_of_sentencepiece_alone_names_the_package_that_converts_it(tmp_path, name):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
+    (tmp_path / name).write_bytes(b"no vocabulary")
+    with pytest.raises(ValueError, match=rf"{name} alone, .*pip install 'collapipe\[sentencepiece\]'") as refused:
+        load_tokenizer(str(tmp_path), "model.pretrained", complete=False)
+    assert "\n" not in str(refused.value) and "tiktoken" not in str(refused.value)
 
 
 def test_a_tokenizer_that_knows_next_to_nothing_is_refused(tmp_path):

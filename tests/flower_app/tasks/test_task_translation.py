@@ -1,4 +1,3 @@
-import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -7,15 +6,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import BartForConditionalGeneration
 
-from client_pipeline.partition.families import build_parts
-from client_pipeline.partition.hugging_face import sized_config
+from client_pipeline.families.families import build_parts
+from client_pipeline.families.hugging_face import sized_config
 from client_pipeline.partition.parts import target_weight, targets
-from client_pipeline.runtime.optimizer import PartOptimizer
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from flower_app.tasks.base import TASKS, TaskConfig, task
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from client_pipeline.runtime.stage.optimizer import PartOptimizer
+from flower_app.tasks.base import TaskConfig, task
 from flower_app.tasks.corpus import DataConfig, Pairs, load_pairs
 from flower_app.tasks.tokenizer import TextTokenizer, train_tokenizer
-from flower_app.tasks.translation import TranslationData, translation_scores
+from flower_app.tasks.translation import TranslationData
 from helpers import task_cases
 
 SMALL = DataConfig(num_examples=120, evaluation_examples=20, vocab_size=500)
@@ -36,18 +35,9 @@ def parts(prepared):
     return build_parts(prepared.spec, seed=0)
 
 
-def test_every_named_task_can_be_built():
-    for name in TASKS:
-        assert task(TaskConfig(name=name))
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (
-            {"name": "parsing"},
-            "task.name: expected one of translation, sequence-classification, token-",
-        ),
         ({"decode": "sample"}, "task.decode: expected one of greedy, beam, found 'sample'"),
         ({"beam_size": 0}, "task.beam-size: expected at least 1, found 0"),
         ({"evaluate_batch_size": 0}, "task.evaluate-batch-size: expected at least 1, found 0"),
@@ -78,17 +68,6 @@ def test_a_batch_pads_to_its_longest_and_ends_each_side_with_the_end_of_sentence
     assert data.collate([2])["input_ids"].shape == (1, len(sources[2]) + 1)
 
 
-def test_long_sequences_are_cut_counted_and_still_end():
-    pairs = Pairs(["a b c d e f g", "a"], ["a b", "b"])
-    tokenizer = train_tokenizer(pairs.sources, 400, pretokenized=False)
-    data = TranslationData.encode(pairs, tokenizer, max_length=4)
-    assert data.truncated == 1
-    assert data.collate([0])["input_ids"].shape == (1, 4)
-    assert data.collate([0])["input_ids"][0, -1] == tokenizer.eos_id
-    exact = TranslationData.encode(Pairs(["a b c"], ["a b c"]), tokenizer, max_length=4)
-    assert exact.truncated == 0
-
-
 def test_an_empty_sentence_is_refused_before_the_run(tmp_path):
     (tmp_path / "a.en").write_text("a\n\n")
     (tmp_path / "a.de").write_text("b\nc\n")
@@ -110,37 +89,6 @@ def test_clusters_share_the_training_data_out_and_repeat_it(prepared):
     assert np.array_equal(again.source.ids, shares[1].source.ids)
     everything = chosen.cluster_data(SMALL, prepared.tokenizer_json, 0, 1, seed=0)
     assert sum(len(s.target.ids) for s in shares) == len(everything.target.ids)
-
-
-def test_a_clusters_data_is_plain_and_survives_the_way_into_an_actor(prepared):
-    data = task(TaskConfig()).cluster_data(SMALL, prepared.tokenizer_json, 0, 3, seed=0)
-    assert data.source.ids.dtype == np.int32
-    again = pickle.loads(pickle.dumps(data))
-    for name, tensor in data.collate([3, 1]).items():
-        assert torch.equal(again.collate([3, 1])[name], tensor)
-
-
-def test_the_model_fits_the_tokenizer(prepared):
-    tokenizer = TextTokenizer.from_json(prepared.tokenizer_json)
-    assert prepared.spec.config["vocab_size"] == tokenizer.vocab_size == 500
-    assert prepared.spec.config["eos_id"] == tokenizer.eos_id == 2
-    assert prepared.spec.config["label_smoothing"] == 0.1
-
-
-@pytest.mark.parametrize(
-    ("model", "data", "num_clusters", "message"),
-    [
-        (options(family="bert"), SMALL, 1, "to be one of bart, marian, t5, transformer, found 'bert'"),
-        (options(pretrained="folder"), SMALL, 1, "starts fresh or from another run (model.from), found 'folder'"),
-        (options(), SMALL, 0, "num-clusters: expected at least 1 cluster to share the data out to, found 0"),
-        (options(), SMALL, 121, "data.partition = iid: cluster 120 of 121 gets none of 120 examples"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused_at_the_door(model, data, num_clusters, message):
-    for ask in (task(TaskConfig()).check, task(TaskConfig()).prepare):
-        with pytest.raises(ValueError) as error:
-            ask(data, model, 0, num_clusters)
-        assert message in str(error.value)
 
 
 def test_one_file_per_cluster_needs_a_file_for_each(tmp_path):
@@ -208,19 +156,6 @@ def test_the_evaluation_gives_the_plain_cross_entropy_per_token(prepared, parts)
     assert "tok:13a" in score.signature
 
 
-def test_an_evaluation_leaves_the_model_as_it_was(prepared, parts):
-    parts.head.train()
-    parts.blocks.eval()
-    before = parts.weights()
-    state = torch.get_rng_state()
-    prepared.evaluator.evaluate(parts, "test")
-    assert parts.head.training
-    assert not parts.blocks.training
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(before[name], p) for name, p in parts.named_parameters())
-    assert not any(p.requires_grad is False for _, p in parts.named_parameters())
-
-
 @pytest.mark.parametrize("decode", ["greedy", "beam"])
 def test_translations_do_not_depend_on_the_batch(decode, prepared, parts):
     scores = [
@@ -251,28 +186,6 @@ def test_a_model_that_has_learned_its_sentences_by_heart_scores_100_bleu():
     score = prepared.evaluator.evaluate(parts)
     assert score.predictions == pairs.targets
     assert score.metrics["bleu"] == pytest.approx(100)
-
-
-def test_evaluate_examples_limits_validation_and_not_the_test_set(prepared, parts):
-    evaluator = task(TaskConfig(evaluate_examples=5)).evaluator(SMALL, prepared.tokenizer_json)
-    assert evaluator.evaluate(parts, "validation").examples == 5
-    assert evaluator.evaluate(parts, "test").examples == 20
-
-
-def test_a_sentence_that_does_not_fit_the_model_is_refused(prepared, parts):
-    with pytest.raises(ValueError, match="over 128 tokens does not fit the model: 'the the "):
-        task(TaskConfig()).predict(parts, prepared.tokenizer_json, ["the " * 200])
-    assert task(TaskConfig()).predict(parts, prepared.tokenizer_json, []) == []
-
-
-def test_tokenised_text_is_scored_as_it_stands():
-    words = ["a b c d &apos;s ."]
-    assert translation_scores(words, words, pretokenized=True)[0] == pytest.approx({"bleu": 100, "chrf": 100})
-    assert "tok:none" in translation_scores(words, words, pretokenized=True)[1]
-    other = ["a b c d e&apos;s ."]
-    assert translation_scores(other, words, True)[0]["bleu"] != pytest.approx(
-        translation_scores(other, words, False)[0]["bleu"]
-    )
 
 
 def test_multi30k_is_prepared_from_its_files(real_data):
@@ -339,14 +252,6 @@ def test_greedy_search_of_the_library_is_the_decoders_own_choice_token_by_token(
         # At the limit the library may have put an end of its own.
         expected.append([i for i in prefix[1:8] if i not in (head.start_id, head.pad_id, tokenizer.eos_id)])
     assert all(text.startswith(own) for text, own in zip(found, tokenizer.decode(expected), strict=True)) and any(found)
-
-
-def test_beam_search_of_the_library_keeps_to_each_sentences_limit(translator):
-    prepared, parts, _ = translator
-    texts = ["the dog", "the old teacher sees the small dogs"]
-    beam = task(TaskConfig(decode="beam", beam_size=3, max_new_tokens=3)).predict(parts, prepared.tokenizer_json, texts)
-    tokenizer = TextTokenizer.from_json(prepared.tokenizer_json)
-    assert all(len(ids) <= 3 for ids in tokenizer.encode(beam))
 
 
 def test_a_pretrained_model_reads_and_writes_the_marks_of_its_tokenizer(tmp_path):

@@ -1,12 +1,12 @@
-"""What the server learns of its clusters before round 1, in a real simulation."""
+"""Facts about the clusters before round 1, in a real simulation."""
 
 import json
 
 import pytest
-import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from flower_app.training.cluster_setup import wait_for_nodes
 from helpers.cluster_states import states
 from helpers.simulation import simulate
 
@@ -28,11 +28,8 @@ def answering(restored):
     return app
 
 
-FROZEN = {"embedding.w": torch.ones(1000), "block.0.w": torch.ones(10, 20)}
-
-
 def server(grid):
-    """Set up two clusters: as if both had trained, as if only the first had, and with frozen weights."""
+    """Set up two clusters as if both had trained; returns the warnings."""
     import logging
 
     from flower_app.training.cluster_setup import set_up_clusters, wait_for_nodes
@@ -41,31 +38,27 @@ def server(grid):
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: said.append(record.getMessage())
     logging.getLogger("flwr").addHandler(handler)
-    nodes, found = wait_for_nodes(grid, 2, 60), {}
-    for name, frozen, trained in (("both", {}, {0, 1}), ("first", {}, {0}), ("frozen", FROZEN, {0})):
-        clusters = set_up_clusters(grid, nodes, {}, frozen, 2, 128, trained)
-        assert [state.cluster for state in clusters.states] == [0, 1]
-        found[name] = [text for text in said if "cluster" in text], clusters.bytes_down
-        said.clear()
-    return found
+    clusters = set_up_clusters(grid, wait_for_nodes(grid, 2, 60), {}, {}, 2, 128, {0, 1})
+    assert [state.cluster for state in clusters.states] == [0, 1]
+    return [text for text in said if "cluster" in text]
 
 
-@pytest.fixture(scope="module")
-def found():
-    return simulate(server, answering([True, False]))
-
-
-def test_a_cluster_that_lost_its_checkpoint_is_named_when_a_run_goes_on(found):
-    (said,), _ = found["both"]
+def test_a_cluster_that_lost_its_checkpoint_is_named_when_a_run_goes_on():
+    (said,) = simulate(server, answering([True, False]))
     assert said.startswith("cluster 1 has no checkpoint of its own left") and "fresh optimizer" in said
 
 
-def test_a_cluster_that_had_not_trained_has_no_checkpoint_to_lose(found):
-    assert found["first"][0] == []
+def our_client():
+    from flower_app.client_app import app
+
+    return app
 
 
-def test_frozen_weights_go_to_every_cluster_and_count(found):
-    assert found["first"][1] == 0
-    size = sum(value.nbytes for value in FROZEN.values())
-    # Each array travels with a header of its own.
-    assert 2 * size < found["frozen"][1] < 2 * size + 1000
+def test_a_failure_of_our_client_reaches_the_server_as_one_line():
+    def server(grid):
+        node = wait_for_nodes(grid, 2, 60)[0]
+        content = RecordDict({"config": ConfigRecord({"server-round": 1, "plan": '{"m": 2}'})})
+        (reply,) = grid.send_and_receive([Message(content, dst_node_id=node, message_type="train")])
+        return reply.has_error() and reply.error.reason
+
+    assert simulate(server, our_client()) == "plan: delta: expected a list of integers, found None"

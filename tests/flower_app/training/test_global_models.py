@@ -6,8 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from client_pipeline.partition.families import build_parts
-from client_pipeline.partition.parts import own_parameters
+from client_pipeline.families.families import build_parts
 from flower_app.tasks.base import Prepared, Score
 from flower_app.training.global_models import GlobalModels
 from helpers.tiny_models import CLASSIC
@@ -36,14 +35,6 @@ def models(parts):
     return GlobalModels(prepared, parts, {}, 0)
 
 
-def test_a_trained_head_is_never_copied(models, parts):
-    trained = own_parameters(parts.head)
-    whole = models.whole(to_arrays(parts.weights(head=False)))
-    assert whole.keys() == dict(parts.named_parameters()).keys()
-    for name, parameter in trained.items():
-        assert whole[f"head.{name}"].data_ptr() == parameter.data_ptr()
-
-
 def test_a_round_is_scored_with_the_head_as_it_is_now_and_leaves_it_so(models, parts, tmp_path):
     encoder = {name: torch.zeros_like(value) for name, value in parts.weights(head=False).items()}
     models.take(to_arrays(encoder))
@@ -62,13 +53,6 @@ def test_a_round_is_scored_with_the_head_as_it_is_now_and_leaves_it_so(models, p
             parameter.fill_(7.0)
     models.take_saved(tmp_path)
     assert models.score("test")[0] == metrics
-
-
-def test_arrays_that_bring_a_head_are_the_model(models, parts):
-    weights = {name: torch.full_like(value, 2.0) for name, value in parts.weights().items()}
-    models.take(to_arrays(weights))
-    metrics, _ = models.score("validation")
-    assert metrics["head"] == 2.0 * sum(p.numel() for p in own_parameters(parts.head).values())
 
 
 def test_a_rounds_weights_are_never_copied_and_not_kept_until_a_later_evaluation(models, parts):

@@ -1,12 +1,11 @@
-"""What a node answers before round 1 is checked, too: the run says which node answered what nobody can read."""
+"""Checks of a node's answer before round 1: the run names the node whose answer nobody can read."""
 
 import json
 
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from client_pipeline.runtime.machine import machine_facts
-from flower_app.runs.machines import ClusterMachines
+from client_pipeline.runtime.ray.machine import machine_facts
 from flower_app.training.cluster_setup import set_up_clusters
 from helpers.cluster_states import states
 from helpers.fake_grid import FIRST_NODE, FakeGrid
@@ -14,10 +13,11 @@ from helpers.fake_grid import FIRST_NODE, FakeGrid
 pytestmark = pytest.mark.usefixtures("flower_process")
 
 
-def set_up(answer):
+def set_up(answer, hear=lambda message: None, **options):
     """Set up two clusters; the second node answers by ``answer(its honest answer)``."""
 
     def client(message, cluster):
+        hear(message)
         state = states()[cluster].to_dict() | {"node_id": message.metadata.dst_node_id, "num_examples": 10}
         told = {"state": state, "truncated": 0, "restored": False}
         told = answer(told) if cluster else told
@@ -26,7 +26,7 @@ def set_up(answer):
         return Message(RecordDict({"config": ConfigRecord({"json": json.dumps(told)})}), reply_to=message)
 
     grid = FakeGrid(client, 2)
-    return set_up_clusters(grid, list(grid.nodes), {}, {}, 2, 16)
+    return set_up_clusters(grid, list(grid.nodes), {}, {}, 2, 16, **options)
 
 
 def with_state(**changes):
@@ -46,23 +46,13 @@ def test_an_honest_answer_is_taken_as_it_is():
     assert second == expected
 
 
-def test_the_machines_of_a_cluster_are_kept_as_it_names_them():
-    box, device = machine_facts() | {"host": "box"}, machine_facts() | {"host": "pi", "cores": 4}
-    clusters = set_up(lambda told: told | {"machine": box, "device-machines": {"1": device}})
-    assert clusters.machines == {1: ClusterMachines(box, {"1": device})}
-
-
 def test_each_node_is_told_where_it_may_pull_weights_and_no_other_nodes_token():
     addresses = {}
 
-    def client(message, cluster):
+    def hear(message):
         addresses[message.metadata.dst_node_id] = message.content["config"]["pull-from"]
-        state = states()[cluster].to_dict() | {"node_id": message.metadata.dst_node_id, "num_examples": 10}
-        answer = {"state": state, "truncated": 0, "restored": False}
-        return Message(RecordDict({"config": ConfigRecord({"json": json.dumps(answer)})}), reply_to=message)
 
-    grid = FakeGrid(client, 2)
-    set_up_clusters(grid, list(grid.nodes), {}, {}, 2, 16, pulls={FIRST_NODE: "first"})
+    set_up(lambda told: told, hear, pulls={FIRST_NODE: "first"})
     assert addresses == {FIRST_NODE: "first", FIRST_NODE + 1: ""}
 
 

@@ -1,38 +1,28 @@
 """The parts of a training, each alone: what is prepared, and what happens before and after a round. No grid, no Ray."""
 
 import json
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from client_pipeline.partition.plan import uniform_plan
 from flower_app.config.run_config import RunConfig
 from flower_app.launch.preflight import check_run
 from flower_app.runs import run_checkpoints
 from flower_app.runs.run_directory import read_rounds
-from flower_app.training import round_closer
 from flower_app.training.prepared_run import prepare
-from flower_app.training.round_closer import PatienceEnded, RoundClock, RoundCloser, RoundOpener, RunStanding
+from flower_app.training.round_closer import RoundClock, RoundCloser, RunStanding
 from flower_app.training.training_run import decoder_service
+from helpers.saved_runs import TWO_CLUSTERS
 from strategies.aggregation.accountant import PrivacyAccountant
 from strategies.grid.update_receipts import UpdateReceipts
 from strategies.records import to_arrays, to_tensors
 
-FLAT = {
+FLAT = TWO_CLUSTERS | {
     "num-rounds": 4,
     "evaluate-every": 1,
-    "num-clusters": 2,
     "strategy": "FedAvg",
-    "data.num-examples": 40,
-    "data.evaluation-examples": 4,
-    "data.vocab-size": 300,
-    "model.width": 16,
-    "model.num-heads": 2,
-    "model.feed-forward": 32,
-    "model.encoder-layers": 2,
-    "model.decoder-layers": 1,
 }
 WEIGHTS = {"w": torch.ones(2)}
 
@@ -93,14 +83,6 @@ def closer_of(run, models, **more):
     return closer, standing
 
 
-def test_a_prepared_run_is_complete_and_stays_as_it_is(run):
-    assert (run.num_clusters, run.completed, run.wall_before_s, run.frozen_digest) == (2, 0, 0.0, "")
-    assert run.scenario.num_clusters == 2 and run.planner is None
-    assert run.prepared_task.spec == run.parts.spec
-    with pytest.raises(FrozenInstanceError):
-        run.num_rounds = 3
-
-
 def test_a_mistake_is_found_before_any_node_is_asked(tmp_path):
     config = RunConfig.from_flat(FLAT | {"selection.metric": "accuracy", "run-dir": str(tmp_path)})
     threads = torch.get_num_threads()
@@ -132,53 +114,6 @@ def test_a_round_leaves_its_line_its_timeline_and_its_checkpoint(fresh, unaccoun
     assert kept.round == 2 and kept.state["selection"]["best-round"] == 2
 
 
-def test_the_best_model_is_kept_and_patience_ends_the_run_after_its_commit(fresh, unaccounted):
-    selection = replace(fresh.config.selection, load_best_at_end=True, patience=2)
-    fresh = replace(fresh, config=replace(fresh.config, selection=selection))
-    models = Models(3.0, 4.0, 5.0)
-    closer, standing = closer_of(fresh, models)
-    closer.close(1, to_arrays(WEIGHTS))
-    closer.close(2, to_arrays(WEIGHTS))
-    with pytest.raises(PatienceEnded):
-        closer.close(3, to_arrays(WEIGHTS))
-    assert models.saved == [1] and standing.last_round == 3 and standing.selection.best_round == 1
-    assert run_checkpoints.newest(fresh.run_dir, fresh.config).round == 3
-
-
-def test_a_continued_run_stands_where_its_checkpoint_says(fresh, unaccounted):
-    closer, _ = closer_of(fresh, Models(3.0))
-    closer.close(1, to_arrays(WEIGHTS))
-    resumed = replace(fresh, resumed=run_checkpoints.newest(fresh.run_dir, fresh.config))
-    standing = RunStanding(resumed)
-    assert (standing.last_round, standing.selection.best, standing.privacy) == (1, 3.0, None)
-    assert resumed.wall_before_s > 0 and RoundClock(resumed).wall_s > resumed.wall_before_s
-    closer, standing = closer_of(resumed, Models(2.0))
-    closer.close(1, to_arrays(WEIGHTS))
-    assert standing.last_round == 2 and [line["round"] for line in read_rounds(fresh.run_dir)[0]] == [1, 2]
-
-
-def test_a_line_goes_to_the_board_too_and_a_round_without_evaluation_has_no_metrics(fresh, unaccounted):
-    fresh = replace(fresh, config=replace(fresh.config, evaluate_every=0))
-    board = []
-    closer, _ = closer_of(fresh, Models(), board=SimpleNamespace(write=board.append))
-    assert closer.close(1, to_arrays(WEIGHTS)) is None
-    assert [line["metrics"] for line in board] == [{}]
-
-
-def test_the_plans_of_a_round_are_written_before_it_begins(fresh, monkeypatch):
-    clock, begun = RoundClock(fresh), []
-    monkeypatch.setattr(round_closer.time, "perf_counter", lambda: 5.0 + 2.0 * len(begun))
-    clock.begin_first_round()
-    faults = SimpleNamespace(begin_round=lambda server_round, usual_s: begun.append((server_round, usual_s)))
-    opener = RoundOpener(fresh, faults, clock)
-    plan = uniform_plan(speed=[1.0, 1.0], memory=[1e9, 1e9], block_memory=1.0, num_blocks=2, batch_size=4)
-    opener.open(1, [plan])
-    assert json.loads((fresh.run_dir / "plans" / "round-0001.json").read_text())["clusters"] == [plan.to_dict()]
-    assert clock.next_round()["round_s"] == 2.0
-    opener.open(2, [plan])
-    assert begun == [(1, 0.0), (2, 2.0)]
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_a_server_without_the_accelerator_of_its_decoder_is_refused_before_anything_starts(tmp_path):
     config = RunConfig.from_flat({**FLAT, "strategy": "collapipe", "runtime.accelerator": "cuda"})
@@ -188,9 +123,3 @@ def test_a_server_without_the_accelerator_of_its_decoder_is_refused_before_anyth
     prepared = prepare(replace(config, runs_dir=str(tmp_path)), tmp_path)
     with pytest.raises(ValueError, match="runtime.accelerator: expected cuda"):
         decoder_service(prepared)
-
-
-def test_data_shares_go_with_the_even_split_alone():
-    config = RunConfig.from_flat({"scenario": "unequal", "data.partition": "dirichlet"})
-    with pytest.raises(ValueError, match=r"data\.partition = dirichlet: the scenario gives its .* data-share 2, 1"):
-        check_run(config)

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from client_pipeline.partition.hugging_face import sized_config, spec_from_config
-from client_pipeline.runtime.schedules import held_at_backward
+from client_pipeline.families.hugging_face import sized_config, spec_from_config
+from client_pipeline.timetable.schedules import held_at_backward
 from flower_app.config.sources import load_config
 from flower_app.config.strategy_choice import check_first_round, make_planner
 from flower_app.training.network import training_scenario

@@ -1,4 +1,4 @@
-"""What edge server and control units answer to Prometheus: who is answered, and that it is what has happened."""
+"""Answers of edge server and control units to Prometheus: access, and values that match the run."""
 
 import json
 import os
@@ -10,26 +10,23 @@ import urllib.request
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from starlette.testclient import TestClient
 
 from client_pipeline.link.hosts import HostPort
 from client_pipeline.system.scenario import load_scenario
 from flower_app.config.run_config import RunConfig
-from flower_app.deployment.certs import CertsRequest, make_certificates
 from flower_app.deployment.control_unit_box import ControlUnitBox
 from flower_app.deployment.credentials import CuFiles, ServerFiles
 from flower_app.deployment.edge_server import EdgeServer
 from flower_app.deployment.metrics_door import metrics_address, metrics_ports, metrics_token
 from flower_app.node.round_notes import NOTES, noted_round, read_notes
 from flower_app.runs.run_directory import LATEST, write_config
-from flower_app.watch.control_unit_metrics import ControlUnitMetrics
-from flower_app.watch.metrics_server import metrics_app, served_metrics
+from flower_app.watch import metrics_server
+from flower_app.watch.control_unit_metrics import control_unit_metrics
+from flower_app.watch.metrics_server import MOST_SCRAPES, served_metrics
 from flower_app.watch.run_metrics import NewestRun
-from flower_app.watch.serving import ServerCertificate
 from helpers.control_unit_folder import REPORT, control_unit_text
+from helpers.joining import edge_folder
 from helpers.planned_run import planned_run
-
-TOKEN = "a token of more than sixteen characters"
 
 
 def one_sample():
@@ -51,28 +48,54 @@ def asked(address, token, context=None):
         return answer.read().decode()
 
 
-@pytest.mark.parametrize(
-    "headers", [{}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {TOKEN}"}, {"authorization": TOKEN}]
-)
-def test_nobody_is_answered_without_the_token(headers):
-    client = TestClient(metrics_app(lambda: "collapipe_round 1.0\n", TOKEN))
-    assert client.get("/metrics", headers=headers).status_code == 403
-    assert client.get("/metrics", params={"token": TOKEN}).status_code == 403
-    assert client.get("/", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 404
-    answer = client.get("/metrics", headers={"authorization": f"bearer {TOKEN}"})
-    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
-    assert values(answer.text) == {("collapipe_round",): 1.0}
+@pytest.fixture
+def served(tmp_path):
+    """Address and token of a server on the loopback."""
+    lines = []
+    with served_metrics(HostPort("127.0.0.1", 0), one_sample, metrics_token(tmp_path), None, lines.append):
+        yield lines[0].split()[1].rstrip(","), (tmp_path / "metrics-token").read_text().strip()
+
+
+@pytest.mark.parametrize("authorization", [None, "Bearer wrong", "Basic {token}", "{token}"])
+def test_without_the_token_there_is_no_answer(served, authorization):
+    address, token = served
+    headers = {} if authorization is None else {"authorization": authorization.format(token=token)}
+    for query in ("", f"?token={token}"):
+        with pytest.raises(urllib.error.HTTPError, match="40[34]"):
+            urllib.request.urlopen(urllib.request.Request(address + query, headers=headers), timeout=10)
+
+
+def test_only_the_metrics_have_an_address(served):
+    address, token = served
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        asked(address.removesuffix("metrics"), token)
+    request = urllib.request.Request(address, headers={"Authorization": f"bearer {token}"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+
+
+def test_idle_connections_are_bounded_in_number_and_time(served, monkeypatch):
+    address, token = served
+    port = int(address.split(":")[2].removesuffix("/metrics"))
+    monkeypatch.setattr(metrics_server, "IDLE_S", 0.5)
+    idle = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(MOST_SCRAPES)]
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as one_too_many:
+        assert one_too_many.recv(1) == b""
+    for connection in idle:
+        assert connection.recv(1) == b""
+        connection.close()
+    assert asked(address, token) == one_sample()
 
 
 def test_the_edge_server_shows_the_newest_run_whichever_that_is(tmp_path):
     runs = tmp_path / "runs"
-    client = TestClient(metrics_app(NewestRun(runs).text, TOKEN), headers={"authorization": f"Bearer {TOKEN}"})
-    assert values(client.get("/metrics").text) == {}
+    newest = NewestRun(runs)
+    assert values(newest.text()) == {}
     for name, rounds in (("first", 2), ("second", 3)):
         write_config(planned_run(runs / name, load_scenario("unequal"), rounds), RunConfig(scenario="unequal"))
         (runs / LATEST).unlink(missing_ok=True)
         (runs / LATEST).symlink_to(name)
-        text = client.get("/metrics").text
+        text = newest.text()
         assert values(text)["collapipe_round",] == rounds and f'run="{name}"' in text
 
 
@@ -102,14 +125,10 @@ def test_a_control_unit_shows_its_round_its_devices_and_what_was_so_far(tmp_path
         ("collapipe_cu_device_blocks", "0"): 2.0,
         ("collapipe_cu_device_blocks", "1"): 1.0,
     }
-    later = values(ControlUnitMetrics(tmp_path / "checkpoints", 2).text())
+    later = values(control_unit_metrics(tmp_path / "checkpoints", 2))
     assert (later["collapipe_cu_in_round",], later["collapipe_cu_rounds_total",]) == (0.0, 2.0)
     assert later["collapipe_cu_bytes_total", "devices"] == 600.0
     assert not any(name.endswith(("device_up", "round_faults")) for name, *_ in later)
-
-
-def test_before_its_first_run_a_control_unit_is_in_no_round(tmp_path):
-    assert values(ControlUnitMetrics(tmp_path, 0).text()) == {("collapipe_cu_in_round",): 0.0}
 
 
 def test_the_run_that_was_trained_last_is_the_one_that_is_shown(tmp_path):
@@ -117,7 +136,7 @@ def test_the_run_that_was_trained_last_is_the_one_that_is_shown(tmp_path):
         with noted_round(tmp_path / name / "cluster-0", 1) as report:
             report |= REPORT
     os.utime(tmp_path / "b" / "cluster-0" / NOTES, (1.0, 1.0))
-    assert 'run="a"' in ControlUnitMetrics(tmp_path, 0).text()
+    assert 'run="a"' in control_unit_metrics(tmp_path, 0)
 
 
 def test_a_round_that_failed_is_counted_with_its_faults(tmp_path):
@@ -137,18 +156,6 @@ def test_a_round_whose_process_is_gone_does_not_go_on(tmp_path):
         assert read_notes(tmp_path).under_way and not read_notes(tmp_path).is_in_round
 
 
-def test_notes_of_which_a_crash_has_left_half_begin_anew(tmp_path):
-    (tmp_path / NOTES).write_text('{"rounds": 3, "fai')
-    assert read_notes(tmp_path).rounds == 0
-
-
-def test_where_nothing_is_to_be_noted_nothing_is_written(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with noted_round(None, 1) as report:
-        report |= REPORT
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_token_outlives_the_program_and_is_for_its_user_alone(tmp_path):
     file = metrics_token(tmp_path / "state")
     token = file.read_text()
@@ -157,15 +164,6 @@ def test_a_token_outlives_the_program_and_is_for_its_user_alone(tmp_path):
     file.write_text("short\n")
     with pytest.raises(ValueError, match="at least 16 characters, found 5"):
         metrics_token(tmp_path / "state")
-
-
-def test_a_port_alone_is_the_loopbacks():
-    assert metrics_address("") is None and metrics_ports(None, has_certificate=False) == []
-    assert metrics_address("9096") == HostPort("127.0.0.1", 9096)
-    assert metrics_address("10.0.0.1:9096") == HostPort("10.0.0.1", 9096)
-    for wrong in ("-1", "99999", "host", "::1:9096"):
-        with pytest.raises(ValueError, match="^--metrics: expected"):
-            metrics_address(wrong)
 
 
 def test_no_token_travels_in_plain_text_to_another_machine(tmp_path):
@@ -200,9 +198,9 @@ def test_on_the_loopback_one_is_answered_in_plain_text_until_the_programs_end(tm
 
 
 def test_elsewhere_one_is_answered_under_the_machines_certificate(tmp_path):
-    make_certificates(CertsRequest(servers=["127.0.0.1"], clusters=1, out=tmp_path), print)
+    edge_folder(tmp_path)
     files, lines = ServerFiles(tmp_path / "server"), []
-    tls = ServerCertificate(files.certificate, files.key)
+    tls = (files.certificate, files.key)
     with served_metrics(HostPort("0.0.0.0", 0), one_sample, metrics_token(tmp_path), tls, lines.append):
         address = lines[0].split()[1].rstrip(",").replace("0.0.0.0", "127.0.0.1")
         token = (tmp_path / "metrics-token").read_text().strip()

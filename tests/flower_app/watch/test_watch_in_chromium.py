@@ -8,13 +8,11 @@ import json
 import pytest
 
 from client_pipeline.link.cluster_news import ClusterNews, LifeSign
-from client_pipeline.runtime.faults import FaultRecord
-from client_pipeline.system.scenario import load_scenario
-from flower_app.config.run_config import RunConfig
-from flower_app.runs.run_directory import ROUNDS, append_round, write_config
+from client_pipeline.runtime.transport.faults import FaultRecord
+from flower_app.runs.run_directory import ROUNDS, append_round
 from flower_app.training.live_news import LiveNews
 from flower_app.watch.server import open_port, watched
-from helpers.planned_run import planned_run
+from helpers.planned_run import unfinished_run
 from helpers.watched_page import BROWSER, VISIBLE_S, ShownPage, chromium, seconds_until
 
 pytestmark = pytest.mark.slow
@@ -24,10 +22,6 @@ if not BROWSER:
     pytest.skip("no Chromium here; COLLAPIPE_TEST_CHROMIUM names one", allow_module_level=True)
 
 TOKEN = "a token of more than sixteen characters"
-MOST_TOUCHED, MOST_NODES = 1500, 3000
-"""Nodes of the document that a new round changes, and all of them."""
-MOST_IDLE_BYTES, MOST_ROUND_BYTES = 1000, 150_000
-"""Of an answer that has nothing new, and of one with a new round of 100 clusters."""
 
 
 @pytest.fixture
@@ -37,9 +31,7 @@ def browser():
 
 
 def run_of(folder, scenario, rounds):
-    run_dir = planned_run(folder, load_scenario(scenario), 1)
-    write_config(run_dir, RunConfig(scenario=scenario, num_rounds=rounds + 5))
-    (run_dir / "summary.json").unlink()
+    run_dir = unfinished_run(folder, rounds + 5, scenario, planned=1)
     line = json.loads((run_dir / ROUNDS).read_text())
     with (run_dir / ROUNDS).open("a") as file:
         file.writelines(
@@ -109,6 +101,44 @@ def test_seconds_of_silence_are_counted_on_the_page(opened):
     assert errors == []
 
 
+def test_rows_have_names_and_empty_boxes_say_that_they_are(opened):
+    _, _, page, errors = opened()
+    names = page.evaluate("[...document.querySelectorAll('#names text')].map((text) => text.firstChild.data)")
+    assert names == ["0 workshop", "1 depot"]
+    box = "(name) => getComputedStyle(document.querySelector(name), '::before').content"
+    assert {page.evaluate(box, name) for name in ("#faults", "#changes")} == {'"none so far"'}
+    assert page.evaluate(box, "#log") == '"nothing"'
+    assert errors == []
+
+
+def health(page):
+    """Return the health of each device, by its cluster's name and its number."""
+    rows = [row.locator("td").all_text_contents() for row in page.locator("#devices tbody tr").all()]
+    return {(cells[0].split()[-1], int(cells[1])): cells[-1] for cells in rows}
+
+
+def test_a_lost_control_units_devices_stay_and_a_killed_idle_device_is_not_idle(opened):
+    run_dir, line, page, errors = opened()
+    before, idle = health(page), ("workshop", 0)
+    with LiveNews(run_dir) as news:
+        news.hear(0, 5, ClusterNews(round=5, signs=[LifeSign(idle[1], "ended", 3.0)]).to_text())
+        banner(page, "its process ended")
+        news.hear(0, 5, ClusterNews(round=5, is_over=True).to_text())
+        [report] = [report for report in line["clusters"] if report["cluster"] == 0]
+        others = [report | {"devices": {k: d for k, d in report["devices"].items() if k != "0"}}]
+        server = {"kind": "server", "cluster": None, "device": None, "round": 5, "step": 0, "recovered": True}
+        lost = {"failed": [{"cluster": 1, "reason": "it left"}], "faults": [server | {"seconds": None, "reason": "."}]}
+        append_round(run_dir, line | {"round": 5, "clusters": others, **lost})
+        progress(page, "round 5 ")
+        seconds_until(lambda: health(page)[idle], lambda words: words.startswith("its process ended"))
+        after = health(page)
+        assert after.keys() == before.keys() and {place[0] for place in after} == {"workshop", "depot"}
+        unknown = {words for place, words in after.items() if place[0] == "depot"}
+        assert unknown == {"unknown: its control unit is lost since round 5"}
+        assert "server (server), over" in page.text_content("#faults")
+    assert errors == []
+
+
 COUNT_TOUCHED = """() => {
   window.touched = 0;
   const nodes = (list) => [...list].reduce((sum, n) => sum + 1 + (n.querySelectorAll?.("*").length ?? 0), 0);
@@ -116,11 +146,10 @@ COUNT_TOUCHED = """() => {
     for (const r of records) window.touched += r.type === "childList" ? nodes(r.addedNodes) + nodes(r.removedNodes) : 1;
   }).observe(document, { subtree: true, childList: true, characterData: true, attributes: true });
 }"""
-NUM_NODES = "document.querySelectorAll('*').length"
 
 
 class Polls:
-    """What the page asks for, and the bytes of each answer.
+    """Requests of the page, and the bytes of each answer.
 
     Parameters
     ----------
@@ -166,29 +195,6 @@ def city(opened):
 
     yield add_round, page, Polls(page)
     assert errors == []
-
-
-def test_what_a_refresh_takes_does_not_grow_with_the_run(city):
-    add_round, page, polls = city
-    begun_ms = page.evaluate("() => { const begun = performance.now(); draw(); return performance.now() - begun; }")
-    # Nothing is new: nothing is touched, and next to nothing is sent.
-    page.evaluate("touched = 0")
-    assert max(polls.wait(5)) < MOST_IDLE_BYTES
-    assert page.evaluate("touched") == 0
-    # The lists are filled to their limits first.
-    for number in range(1001, 1008):
-        add_round(number)
-    num_nodes = page.evaluate(NUM_NODES)
-    for number in range(1008, 1012):
-        page.evaluate("touched = 0")
-        first = len(polls.sizes)
-        shown_s = add_round(number)
-        polls.wait(1)
-        touched, sent = page.evaluate("touched"), max(polls.sizes[first:])
-        print(f"round {number}: shown after {shown_s:.1f} s, {touched} nodes touched, {sent} bytes sent")
-        assert touched < MOST_TOUCHED and sent < MOST_ROUND_BYTES
-        assert page.evaluate(NUM_NODES) == num_nodes < MOST_NODES
-    print(f"drawn in {begun_ms:.0f} ms, {num_nodes} nodes")
 
 
 def test_a_refresh_disturbs_nobody_who_reads_or_types(city):

@@ -15,7 +15,7 @@ from helpers.federation import answer, learned, loss_of, rounds_of, trained
 from helpers.simulation import simulate
 from strategies.aggregation.config import AGGREGATORS, AggregatorConfig, ServerOptimizerConfig
 from strategies.aggregation.rules import build_aggregator, check_clusters_of_rule, fewest_clusters
-from strategies.collapipe import unearned
+from strategies.collapipe import weight_mismatch
 from strategies.decoder.member import ClusterSummary
 from strategies.planned_strategy import start_from
 from strategies.records import reply_content, to_arrays, to_tensors
@@ -67,7 +67,7 @@ def test_median_and_trimmed_mean_go_weight_by_weight(flower_process):
 
 
 def krum_scores(vectors, malicious):
-    """As Blanchard et al. have them, in plain loops and double precision."""
+    """Return the scores of Blanchard et al., in plain loops and double precision."""
     flat = [np.concatenate([v[name].double().numpy().ravel() for name in v]) for v in vectors]
     scores = []
     for i, one in enumerate(flat):
@@ -128,7 +128,6 @@ def test_a_cluster_that_fails_is_the_one_that_the_rule_may_bear_with(flower_proc
 
 
 def test_a_rule_still_bears_with_the_malicious_ones_that_are_left(flower_process):
-    """Of seven clusters two may be malicious: one keeps silent, and the other lies."""
     config = AggregatorConfig(name="krum", malicious=2)
     vectors = vectors_around(START, 6, spread=0.1)
     vectors[3] = {name: value + 50 for name, value in START.items()}
@@ -242,5 +241,5 @@ def test_a_cluster_that_claims_more_than_the_decoder_has_seen_of_it_does_not_cou
     (reply,) = replies([START])
     reply.content["metrics"]["num-examples"] = claimed
     summary = ClusterSummary(steps=steps, weight=24.0 * steps, loss=1.0, departure=None)
-    assert (unearned(reply, summary) is None) == counts
-    assert "left the decoder's round: cut" in unearned(reply, replace(summary, departure="cut"))
+    assert (weight_mismatch(reply, summary) is None) == counts
+    assert "left the decoder's round: cut" in weight_mismatch(reply, replace(summary, departure="cut"))

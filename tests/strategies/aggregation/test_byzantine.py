@@ -71,6 +71,7 @@ def test_a_cluster_that_claims_what_the_decoder_has_not_seen_is_left_out(undistu
     assert same(found.encoder(), undisturbed["absent"].encoder())
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_cluster_whose_stream_is_refused_leaves_all_as_in_its_absence(undisturbed, name):
     """Even if it then answers as if it had trained."""
@@ -86,7 +87,7 @@ def test_steps_that_are_begun_again_and_again_count_once(undisturbed):
 
 @pytest.mark.parametrize("sync", ["step", "round"])
 def test_a_round_in_which_all_fail_after_the_decoder_has_stepped_returns_the_new_decoder(sync):
-    """It used to return the arrays that it began with: the old decoder beside the new optimizer state."""
+    """The round returned the arrays that it began with: the old decoder beside the new optimizer state."""
     # The first round has no rounds behind it that may be borne: it is answered.
     rounds = []
 

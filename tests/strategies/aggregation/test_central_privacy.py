@@ -67,11 +67,7 @@ def test_the_noise_of_the_mean_is_no_ordinary_generators(mechanism):
 def test_an_update_of_nothing_does_not_end_the_round(mechanism):
     """Its norm is zero, and Flower divides by it: one idle cluster ended the run."""
     replies = [reply_of(1, START), reply_of(2, moved(2.0))]
-    try:
-        found, _ = mean_of(mechanism, replies)
-    except ZeroDivisionError as error:
-        found = error
-    assert not isinstance(found, Exception), found
+    found, _ = mean_of(mechanism, replies)
     torch.testing.assert_close(found["v"], torch.full((7,), 1.0), rtol=1e-5, atol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Flower's own differential privacy and secure aggregation around encoder updates, each in real rounds."""
+"""Flower's own differential privacy around encoder updates, each in real rounds."""
 
 import math
 
@@ -25,20 +25,20 @@ def client_app():
     app = ClientApp()
 
     def chosen(message, context, call_next):
-        from flower_app.node.client_mods import mod_of
+        from flwr.app import Context
+
+        from flower_app.client_app import chosen_mods
         from strategies.records import CONFIG
 
-        records = message.content.config_records
-        secure = "secaggplus_configs" in records
-        told = {} if secure else {"privacy.update-mechanism": str(records[CONFIG].get("mechanism"))}
-        return mod_of(told | {"privacy.secure-aggregation": secure})(message, context, call_next)
+        mechanism = message.content.config_records[CONFIG].get("mechanism")
+        run_config = {**context.run_config, "privacy.update-mechanism": str(mechanism)}
+        chosen_context = Context(context.run_id, context.node_id, context.node_config, context.state, run_config)
+        return chosen_mods(message, chosen_context, call_next)
 
     @app.train(mods=[chosen])
     def train(message, context):
         from helpers import federation
 
-        if message.content.config_records["config"].get("absent") == context.node_config["partition-id"]:
-            raise RuntimeError("no power")
         return federation.honest(message, int(context.node_config["partition-id"]))
 
     @app.query()
@@ -53,58 +53,6 @@ def client_app():
 
 def encoder_change(final, initial):
     return torch.cat([(final[n] - initial[n]).flatten() for n in initial if not n.startswith("head.")])
-
-
-def secure_rounds(grid, initial):
-    """A round in the clear, and by SecAgg+ with all, with two and with one of three clusters; and what came over."""
-    import strategies
-    from strategies.aggregation.secagg import SecureGrid
-
-    class Wire:
-        def __init__(self):
-            self.seen = []
-
-        def __getattr__(self, name):
-            return getattr(grid, name)
-
-        def send_and_receive(self, messages, *, timeout=None):
-            replies = list(grid.send_and_receive(messages, timeout=timeout))
-            for reply in replies:
-                if not reply.has_error():
-                    arrays = sum(len(record) for record in reply.content.array_records.values())
-                    masked = reply.content.config_records.get("secaggplus_configs", {}).get("masked_params", [])
-                    self.seen.append((arrays, b"".join(masked)))
-            return replies
-
-    def train(wire, absent=()):
-        def make(**given):
-            strategy = strategies.CollaPipe(**given)
-            configure = strategy.configure_train
-
-            def with_absent(number, arrays, config, grid):
-                messages = list(configure(number, arrays, config, grid))
-                for message, state in zip(messages, given["clusters"], strict=True):
-                    if state.cluster in absent:
-                        message.content.config_records["config"]["absent"] = state.cluster
-                return messages
-
-            strategy.configure_train = with_absent
-            return strategy
-
-        try:
-            return rounds_of(wire, NUM_CLUSTERS, make, initial)[0]
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-
-    wires = [Wire() for _ in range(3)]
-    return {
-        "plain": train(grid),
-        "plain of two": train(grid, absent=[1]),
-        "all": train(SecureGrid(wires[0], max_weight=1000.0)),
-        "two": train(SecureGrid(wires[1], max_weight=1000.0), absent=[1]),
-        "one": train(SecureGrid(wires[2], max_weight=1000.0), absent=[1, 2]),
-        "seen": wires[0].seen,
-    }
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +84,6 @@ def outcomes():
 
                 final, strategy = rounds_of(grid, NUM_CLUSTERS, make, initial, rounds=1 + bool(noise))
                 found[mechanism, bool(noise)] = final, strategy.state()["clip"]
-        found["secure"] = secure_rounds(grid, initial)
         return found
 
     return initial, simulate(server, client_app(), num_nodes=NUM_CLUSTERS)
@@ -177,24 +124,6 @@ def test_an_adaptive_clip_moves_and_is_part_of_the_state(outcomes):
         assert clip is None or clip != CLIP
 
 
-def test_by_secure_aggregation_the_server_has_the_mean_and_no_update(outcomes):
-    _, found = outcomes
-    secure = found["secure"]
-    for name, plain in (("all", "plain"), ("two", "plain of two")):
-        for key, value in secure[plain].items():
-            torch.testing.assert_close(secure[name][key], value, atol=2e-4, rtol=0, msg=lambda m, k=key: f"{k}: {m}")
-    # No reply holds weights, and what is masked looks like what noise would.
-    assert secure["seen"] and not any(arrays for arrays, _ in secure["seen"])
-    masked = [data for _, data in secure["seen"] if data]
-    assert len(masked) == NUM_CLUSTERS and len(set(masked)) == NUM_CLUSTERS
-
-
-def test_of_too_few_clusters_there_is_no_secure_mean(outcomes):
-    _, found = outcomes
-    assert "RoundFailed" in found["secure"]["one"] and "no power" in found["secure"]["one"]
-    assert "too few clusters answered for a secure mean" in found["secure"]["one"]
-
-
 @pytest.mark.parametrize(
     ("flat", "message"),
     [
@@ -205,11 +134,6 @@ def test_of_too_few_clusters_there_is_no_secure_mean(outcomes):
         (
             {"privacy.update-mechanism": "client-fixed", "compression.update": "int8"},
             "compression.update: int8 sends no weights, which Flower's mod",
-        ),
-        ({"privacy.secure-aggregation": True}, "which needs privacy.update-mechanism = local, found 'server-fixed'"),
-        (
-            {"privacy.secure-aggregation": True, "privacy.update-mechanism": "local", "num-clusters": 2},
-            "secure-aggregation: expected at least 3 clusters in a round, found 2",
         ),
     ],
 )

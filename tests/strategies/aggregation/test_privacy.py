@@ -10,20 +10,18 @@ from flwr.app import ConfigRecord, MessageType, RecordDict
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from client_pipeline.link.privacy import NoiseSource, clip_tokens, private_activations, private_update
+from client_pipeline.families.families import build_parts
+from client_pipeline.link.privacy import NoiseSource, PrivateLink, clip_tokens, private_activations, private_update
 from client_pipeline.link.privacy_config import PrivacyConfig
-from client_pipeline.link.private_link import PrivateLink
 from client_pipeline.link.stream import DecoderStream
-from client_pipeline.partition.families import build_parts
-from client_pipeline.partition.parts import target_weight
-from client_pipeline.runtime.local_decoder import LocalDecoder
+from client_pipeline.runtime.control_unit.local_decoder import LocalDecoder
 from flower_app.config.privacy_checks import check_shared_matrices
 from flower_app.config.run_config import RunConfig
 from flower_app.training.releases import Releases, state_after
 from helpers.decoder_cases import WIDTH, batch_of, head_trainer, service_of, step_id, train_step
 from helpers.tiny_models import tiny_spec
 from strategies.aggregation.accountant import PrivacyAccountant, Sent, epsilon
-from strategies.decoder.seat import Seat
+from strategies.decoder.round import Seat
 from strategies.grid.recording import RecordingGrid
 from strategies.records import CONFIG, ROUND_KEY
 from strategies.traits import Traits
@@ -94,7 +92,7 @@ def test_every_token_is_bounded_and_padding_says_nothing():
 
 
 def test_the_gradient_comes_back_through_the_clipping():
-    """As autograd has it for the whole way: clip, add the same noise, decode."""
+    """Autograd goes the whole way: clip, add the same noise, decode."""
     hidden, mask, targets = batch_of(0, 4)
     hidden = (hidden * torch.tensor([0.2, 1.0, 5.0, 20.0])[:, None, None]).requires_grad_()
     trainer, noise = head_trainer(), NoiseSource(7)
@@ -169,6 +167,21 @@ def test_what_is_spent_is_that_of_the_cluster_that_has_spent_most():
     assert found["delta"] == 1e-5 and found["seeded"]
 
 
+def test_gradients_of_states_count_as_the_activations_that_they_belong_to():
+    config = replace(NOISY, gradient_clip=2.0, gradient_noise=0.5)
+    accountant = PrivacyAccountant(config, {0: 10})
+    accountant.count_round([0], [], {0: sent(20, 300, 30)})
+    found = accountant.record()
+    spent = pytest.approx(epsilon(0.5 / 2 / 60**0.5, 1e-5), rel=1e-9)
+    assert found["gradients"] == found["activations"] | {"epsilon": spent}
+    both = 4 * 1 / 0.5**2 + 4 * 300 / 0.25**2 + 4 * 300 / 0.5**2
+    assert found["together"]["epsilon"] == pytest.approx(epsilon(both**-0.5, 1e-5), rel=1e-9)
+    open_labels = PrivacyAccountant(NOISY, {0: 10}, returns_gradients=True)
+    open_labels.count_round([0], [], {0: sent(20, 300, 30)})
+    assert open_labels.record()["together"] is None
+    assert PrivacyAccountant(PrivacyConfig(gradient_clip=1.0, gradient_noise=1.0), {0: 1}).on
+
+
 def test_few_uses_of_a_long_example_may_cost_more_than_many_of_a_short_one():
     accountant = PrivacyAccountant(NOISY, {0: 10, 1: 10})
     # Ten epochs of examples of 2 tokens, and two of examples of 30.
@@ -180,11 +193,6 @@ def test_few_uses_of_a_long_example_may_cost_more_than_many_of_a_short_one():
     accountant.count_round([], [], {0: sent(500, 200, 2), 1: sent(20, 300, 3)})
     found = accountant.record()["activations"]
     assert (found["releases"], found["longest"]) == (50, 2)
-
-
-def test_before_anything_is_released_nothing_is_spent():
-    found = PrivacyAccountant(NOISY, {0: 10, 1: 10}).record()
-    assert [found[what]["epsilon"] for what in ("updates", "activations", "together")] == [0.0, 0.0, 0.0]
 
 
 def test_epsilon_grows_with_every_round_and_survives_a_restart():
@@ -206,7 +214,7 @@ def test_epsilon_grows_with_every_round_and_survives_a_restart():
 
 
 def test_rounds_that_are_lost_with_the_server_have_released_what_they_could(tmp_path):
-    """It dies in round 7, the checkpoint is of round 5: updates and activations of two rounds may be out."""
+    """The server dies in round 7 with a checkpoint of round 5: updates and activations of two rounds may be out."""
     mask, num_examples = torch.ones(8, 6, dtype=torch.bool), {0: 50, 1: 50, 2: 50}
     accountant, received = PrivacyAccountant(NOISY, num_examples), {}
     releases = Releases(tmp_path, accountant, received, examples=16, length=9)
@@ -267,38 +275,6 @@ def test_a_round_is_kept_before_anyone_is_asked_to_train():
         grid.send_and_receive(orders)
 
 
-def test_the_service_says_when_a_step_comes_again():
-    with service_of(num_clusters=1) as service:
-        repeats = []
-        service.account({}, lambda: repeats.append(service.sent[0].tokens))
-        with DecoderStream.open(service.open_round(1, [0], 1)[0]) as stream:
-            batch = batch_of(0, 3)
-            for again in (False, True):
-                if again:
-                    stream.drop_step()
-                stream.begin_step(step_id(0), 1, target_weight(batch[2]))
-                stream.send(0, *batch)
-                stream.receive()
-            stream.end_step(1.0)
-        assert repeats == [2 * int(batch[1].sum())]
-
-
-def test_nothing_is_private_unless_it_is_asked_for():
-    config = PrivacyConfig()
-    assert not (config.on_updates or config.on_activations or config.secure_aggregation)
-    accountant = PrivacyAccountant(config, {0: 1})
-    assert accountant.on is False
-    assert {"updates", "activations"}.isdisjoint(accountant.record())
-
-
-@pytest.mark.parametrize("which", ["update", "activation"])
-def test_noise_on_either_is_accounted_for(which):
-    config = PrivacyConfig(**{f"{which}_clip": 1.0, f"{which}_noise": 0.5})
-    assert PrivacyAccountant(config, {0: 1}).on is True
-    # A bound without noise hides nothing.
-    assert PrivacyAccountant(replace(config, **{f"{which}_noise": 0.0}), {0: 1}).on is False
-
-
 def test_what_was_received_is_counted_by_examples_and_tokens():
     seen = Sent()
     assert (seen.examples, seen.tokens, seen.longest, seen.repeats) == (0, 0, 0, 0)
@@ -314,6 +290,10 @@ def test_what_was_received_is_counted_by_examples_and_tokens():
     assert seen.add((1, 2), 0, some) and seen.add((1, 1), 0, some) and seen.repeats == 2
     assert not seen.add((2, 1), 0, torch.zeros(0, 4, dtype=torch.bool))
     assert (seen.examples, seen.longest, seen.step_examples) == (13, 3, 0)
+    # A packed sequence is one example, whatever it holds.
+    seen = Sent()
+    assert not seen.add((1, 1), 0, torch.tensor([[1, 1, 2, 2, 2, 0], [1, 2, 2, 2, 2, 3]], dtype=torch.int16))
+    assert (seen.examples, seen.tokens, seen.longest, seen.step_examples) == (2, 11, 6, 2)
 
 
 def test_only_what_is_noised_is_accounted_for():
@@ -324,20 +304,11 @@ def test_only_what_is_noised_is_accounted_for():
     assert not PrivacyAccountant(PrivacyConfig(update_clip=1.0, activation_clip=1.0), {0: 10}).on
 
 
-def test_a_step_that_comes_again_is_a_repeat():
-    seen, mask = Sent(), torch.tensor([[True, True, False], [True, False, False]])
-    for step, micro_batch in [((1, 1), 0), ((1, 1), 1), ((1, 2), 0), ((1, 2), 0), ((2, 1), 0)]:
-        seen.add(step, micro_batch, mask)
-    assert (seen.examples, seen.tokens, seen.longest, seen.repeats) == (10, 15, 2, 1)
-    seen.add((3, 1), 0, torch.tensor(True))
-    seen.add((3, 1), 1, torch.zeros(2, 0, dtype=torch.bool))
-    assert seen.examples == 13
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"update_noise": 1.0}, "privacy.update-noise: 1 needs a bound.*set privacy.update-clip above 0"),
+        ({"gradient_noise": 0.5}, "privacy.gradient-noise: 0.5 needs a bound.*privacy.gradient-clip"),
         ({"activation_noise": 0.5}, "privacy.activation-noise: 0.5 needs a bound.*privacy.activation-clip"),
         ({"update_clip": -1.0}, "privacy.update-clip: expected a number of at least 0, found -1"),
         ({"delta": 0.0}, r"privacy.delta: expected a number in \(0, 1\), found 0"),
@@ -358,7 +329,23 @@ def test_settings_without_a_meaning_are_named(values, message):
 @pytest.mark.parametrize(
     ("flat", "message"),
     [
-        ({"privacy.activation-clip": 1.0, "strategy": "vanilla-fl"}, "with strategy = vanilla-fl no activation leaves"),
+        ({"privacy.activation-clip": 1.0, "strategy": "vanilla-fl"}, "with strategy = vanilla-fl, and split.labels as"),
+        (
+            {"privacy.activation-clip": 1.0, "split.labels": "cluster"},
+            "split.labels as it is, no activation leaves",
+        ),
+        ({"privacy.gradient-clip": 1.0}, 'privacy.gradient-clip: .* found 1; set split.labels = "cluster" with a lang'),
+        (
+            {
+                "privacy.gradient-clip": 1.0,
+                "privacy.gradient-noise": 1.0,
+                "optimizer.clip-norm": 1.0,
+                "split.labels": "cluster",
+                "task.name": "causal-lm",
+                "model.family": "llama",
+            },
+            "optimizer.clip-norm: 1 makes each control unit send how large its gradient was",
+        ),
         ({"privacy.update-clip": 1.0, "strategy": "pipeline"}, "privacy.update-clip: strategy = pipeline uploads no"),
         (
             {"privacy.update-clip": 1.0, "privacy.update-noise": 1.0, "optimizer.clip-norm": 1.0},
@@ -380,3 +367,21 @@ def test_noise_is_refused_where_the_embedding_itself_is_sent():
         check_shared_matrices(noisy, local_steps=2, **run)
     check_shared_matrices(noisy, local_steps=1, **run)
     check_shared_matrices(PrivacyConfig(), local_steps=2, **run)
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "expected"),
+    [
+        (0.003, 57155.271685661),
+        (0.02, 1495.213914857),
+        (0.2, 35.126631103850),
+        (1.0, 4.728507067218),
+        (3.0, 1.407039483933),
+        (8.0, 0.477838061755),
+        (50.0, 0.070204816248),
+        (1e3, 0.002435114147),
+        (1e5, 5.019327406e-5),
+    ],
+)
+def test_the_orders_of_the_bound_suit_weak_and_strong_noise(multiplier, expected):
+    assert epsilon(multiplier, 1e-5) == pytest.approx(expected, rel=1e-9)

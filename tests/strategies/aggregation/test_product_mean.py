@@ -54,35 +54,6 @@ def test_the_mean_is_the_best_matrix_of_its_rank_to_the_mean_of_products(shares,
     assert np.allclose(means[0] @ means[1], exact) == (len(shares) == 1)
 
 
-def test_clusters_that_agree_keep_their_factors():
-    start, trained = factors(3, 0), factors(3, 1)
-    joined, truncated = mean_product(start, [(0.25, trained), (0.75, trained)], [start] * 2)
-    np.testing.assert_allclose(joined.a, trained.a, atol=1e-9)
-    np.testing.assert_allclose(joined.b, trained.b, atol=1e-9)
-    assert truncated == pytest.approx(0, abs=1e-9)
-
-
-def test_adapters_that_are_still_zero_keep_what_they_can_learn_with():
-    start = factors(3, 0)._replace(b=np.zeros((OUT, 3)))
-    joined, truncated = mean_product(start, [(0.5, start), (0.5, start)], [start] * 2)
-    np.testing.assert_allclose(joined.a, start.a, atol=1e-12)
-    assert not joined.b.any() and truncated == 0
-    # One direction of three is used: the other two go on.
-    one = start._replace(b=np.eye(OUT, 3) * [1.0, 0.0, 0.0])
-    joined, _ = mean_product(start, [(1.0, one)], [start])
-    np.testing.assert_allclose(dense(joined), dense(one), atol=1e-9)
-    assert np.linalg.matrix_rank(joined.a) == 3
-
-
-def test_factors_that_cancel_have_a_product_all_the_same():
-    pair = factors(2, 1)
-    opposite = Factors(-pair.b, -pair.a)
-    joined, _ = mean_product(pair, [(0.5, pair), (0.5, opposite)], [pair] * 2)
-    np.testing.assert_allclose(dense(joined), dense(pair), atol=1e-9)
-    # The mean of A is 0, so the start's takes no part: neither factor may explode.
-    assert np.isfinite(joined.b).all() and np.isfinite(joined.a).all()
-
-
 def test_a_cluster_of_a_lower_rank_says_nothing_of_what_it_has_not_seen():
     start = factors(4, 0)
     begun = [start, leading_factors(start, 2)]
@@ -97,11 +68,30 @@ def test_a_cluster_of_a_lower_rank_says_nothing_of_what_it_has_not_seen():
     np.testing.assert_allclose(dense(joined), best(exact, 4), atol=1e-9)
 
 
-def test_the_lower_rank_of_fresh_adapters_has_rows_to_learn_with():
-    fresh = factors(4, 0)._replace(b=np.zeros((OUT, 4)))
-    lower = leading_factors(fresh, 2)
-    assert not lower.b.any()
-    np.testing.assert_allclose(lower.a @ lower.a.T, np.eye(2) * np.sum(fresh.a**2) / 4, atol=1e-9)
+@pytest.mark.parametrize("used", [0, 1, 2])
+def test_directions_that_no_product_uses_go_on_as_they_were(used):
+    """Updates of a lower rank than the factors leave rows of A free: those of the start stay, and B begins at 0."""
+    start, trained = factors(3, 0), factors(3, 1)
+    trained = Factors(trained.b * (np.arange(3) < used), trained.a)
+    joined, truncated = mean_product(start, [(1.0, trained)], [start])
+    np.testing.assert_allclose(dense(joined), dense(trained), atol=1e-9)
+    assert truncated == pytest.approx(0, abs=1e-9)
+    # All of the cluster's A is in the row space, for the next round to go on with.
+    np.testing.assert_allclose(joined.a @ np.linalg.pinv(trained.a) @ trained.a, joined.a, atol=1e-9)
+    assert np.linalg.matrix_rank(joined.a) == 3 and np.linalg.matrix_rank(joined.b, tol=1e-9) == used
+
+
+def test_rows_of_a_are_as_long_as_they_were_where_the_mean_says_nothing_of_them():
+    start = factors(3, 0)
+    leading = leading_factors(start, 2)
+    length = np.linalg.norm(start.a) / np.sqrt(3)
+    np.testing.assert_allclose(np.linalg.norm(leading.a, axis=1), [length] * 2, rtol=1e-9)
+    assert leading_factors(start, 3) is start
+    # One product by two clusters with opposite factors: their means are 0.
+    one = factors(3, 1)
+    joined, _ = mean_product(start, [(0.5, one), (0.5, Factors(-one.b, -one.a))], [start] * 2)
+    np.testing.assert_allclose(dense(joined), dense(one), atol=1e-9)
+    np.testing.assert_allclose(np.linalg.norm(joined.a, axis=1), [length] * 3, rtol=1e-9)
 
 
 def layer(rank, seed):
@@ -141,12 +131,6 @@ def test_a_round_joins_adapters_of_different_ranks_and_averages_all_else(flower_
     np.testing.assert_allclose(joined[norm], torch.full((4,), (1 * 1 + 2 * 2) / 3.0), rtol=1e-6)
     assert 0 < rule.truncated < 1
     assert rule.aggregate_train(2, []) == (None, None)
-
-
-def test_without_ranks_of_their_own_all_clusters_are_sent_the_same(flower_process):
-    start = to_arrays(layer(3, 0))
-    for lora in (PRODUCTS, LoraConfig(rank=3)):
-        assert arrays_of_cluster(aggregator(lora), 1, start) is start
 
 
 def test_a_cluster_of_a_lower_rank_has_the_same_scale_and_a_specification_of_its_own():
@@ -209,10 +193,7 @@ def test_every_strategy_but_our_own_refuses_ranks_of_clusters_by_its_name_and_wh
         make_planner(config, training_scenario(config))
 
 
-def test_noise_and_masks_of_the_server_exclude_it():
-    for privacy in (
-        PrivacyConfig(update_clip=1.0, update_noise=1.0, update_mechanism="server-fixed"),
-        PrivacyConfig(secure_aggregation=True),
-    ):
-        with pytest.raises(ValueError, match="lora.average: products .* found privacy"):
-            build_aggregator(AggregatorConfig(), ServerOptimizerConfig(), privacy, num_clusters=3, adapters=PRODUCTS)
+def test_noise_of_the_server_excludes_it():
+    privacy = PrivacyConfig(update_clip=1.0, update_noise=1.0, update_mechanism="server-fixed")
+    with pytest.raises(ValueError, match="lora.average: products .* found privacy"):
+        build_aggregator(AggregatorConfig(), ServerOptimizerConfig(), privacy, num_clusters=3, adapters=PRODUCTS)

@@ -22,7 +22,7 @@ def flower_process(monkeypatch):
 
 
 def replies(number):
-    """What two clusters trained, of 1 and 3 targets."""
+    """Return the replies of two clusters, of 1 and 3 targets."""
     generator = torch.Generator().manual_seed(number)
     asked = Message(RecordDict(), dst_node_id=1, message_type=MessageType.TRAIN)
     return [

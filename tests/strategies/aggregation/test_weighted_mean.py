@@ -57,15 +57,6 @@ def test_the_mean_has_flowers_bits(seed, on_disk, tmp_path):
     assert dict(mean_metrics) == dict(metrics)
 
 
-def test_the_first_updates_type_stays_where_the_types_differ():
-    values = np.array([1.5, 2.25])
-    clusters = [{"w": values.astype("float32")}, {"w": values}, {"w": values.astype("float16")}]
-    expected, _ = FedAvg().aggregate_train(1, replies_of(clusters, [1, 2, 4]))
-    mean, _ = WeightedMean().aggregate_train(1, replies_of(clusters, [1, 2, 4]))
-    same(mean, expected)
-    assert mean["w"].dtype == "float32"
-
-
 def test_updates_of_different_arrays_are_flowers_error_and_none_at_all_are_no_mean():
     uneven = replies_of([{"w": np.ones(2)}, {"v": np.ones(2)}], [1, 1])
     for strategy in (FedAvg(), WeightedMean()):

@@ -1,4 +1,4 @@
-"""Nothing but closed steps reaches the decoder: absences, streams that come again and again, hostile clusters."""
+"""Closed steps alone reach the decoder: absences, streams that come again and again, hostile clusters."""
 
 import threading
 import time
@@ -9,10 +9,11 @@ import grpc
 import pytest
 import torch
 
+from client_pipeline.link.address import METHOD, SERVICE
 from client_pipeline.link.frames import decode, encode
-from client_pipeline.link.stream import METHOD, SERVICE, DecoderStream
-from client_pipeline.runtime.decoder_update import Contribution
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
+from client_pipeline.link.stream import DecoderStream
+from client_pipeline.runtime.stage.decoder_update import Contribution
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
 from helpers.decoder_cases import (
     all_at_once,
     batch_of,
@@ -26,7 +27,7 @@ from helpers.decoder_cases import (
 from helpers.raw_streams import call, hello, until
 from strategies.decoder.member import MOST_BEGINNINGS, Refusal
 from strategies.decoder.reception import STREAMS_OF_A_CLUSTER
-from strategies.decoder.seat import Seat
+from strategies.decoder.round import Seat
 
 ADAM = OptimizerConfig(name="adamw", lr=0.01)
 
@@ -169,7 +170,7 @@ def rounds(sync, hostile=None):
             addresses = service.open_round(round_, clusters, 2)
             if 2 in clusters:
                 call(addresses[2], hello(addresses[2]), *hostile)
-                if service.trainer._round.members[2].departure is None:
+                if service.trainer.current.members[2].departure is None:
                     call(addresses[2], encode(leave(addresses[2])))
             batches = [[batch_of(n, 3, seed=10 * round_ + step) for step in (1, 2)] for n in (0, 1)]
             results = all_at_once(*(partial(train_round, addresses[n], batches[n]) for n in (0, 1)))
@@ -202,7 +203,7 @@ def test_a_refused_stream_leaves_the_decoder_bit_for_bit_as_in_its_absence(hones
 
 
 def test_a_hostile_cluster_keeps_no_step_that_it_had_closed_from_counting():
-    """What it had closed before it was refused stays, with its weight; nothing after it does."""
+    """Steps that it closed before the refusal stay, with their weight; nothing after it does."""
     with service_of(num_clusters=1) as service:
         address = service.open_round(1, [0], 2)[0]
         code, _ = call(address, hello(address), first_frame(), SECOND, END, END)

@@ -10,8 +10,6 @@ import torch
 from client_pipeline.link.base import LinkError
 from client_pipeline.link.stream import DecoderStream
 from client_pipeline.partition.parts import target_weight
-from client_pipeline.runtime.decoder_update import Contribution
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from helpers.decoder_cases import (
     PATIENT_S,
     all_at_once,
@@ -74,31 +72,6 @@ def test_a_step_is_taken_only_when_all_clusters_have_closed_it():
     assert_close(trainer.finish_round().head, central_step(head_trainer().head, shares([0, 1]))[0])
 
 
-def test_a_cluster_that_leaves_frees_the_others_and_its_unclosed_step_does_not_count():
-    trainer = trainer_of()
-    trainer.open_round(1, [0, 1], 1)
-    stays, leaves = seated(trainer, 0, 1)
-    results = all_at_once(lambda: stays.close_step(1, 1.0), lambda: leaves.leave("its stream broke off"))
-    assert results == [None, None]
-    with pytest.raises(Refusal, match="cluster 1 has left round 1: its stream broke off"):
-        leaves.close_step(1, 1.0)
-    summary = trainer.finish_round()
-    assert_close(summary.head, central_step(head_trainer().head, shares([0]))[0])
-    assert summary.clusters[1].departure == "its stream broke off" and summary.clusters[1].weight == 0
-
-
-def test_what_a_cluster_left_behind_does_not_reach_the_next_round():
-    trainer = trainer_of()
-    trainer.open_round(1, [0], 1)
-    seated(trainer, 0)
-    before = {name: value.clone() for name, value in trainer.finish_round().head.items()}
-    trainer.open_round(2, [0], 1)
-    train(trainer, 0, round_=2)
-    expected, _ = central_step(head_trainer().head, shares([0]))
-    assert all(torch.equal(before[n], p.detach()) for n, p in head_trainer().head.named_parameters())
-    assert_close(trainer.finish_round().head, expected)
-
-
 def test_a_stream_that_breaks_frees_the_other_clusters():
     with service_of(num_clusters=2) as service:
         addresses = service.open_round(1, [0, 1], 2)
@@ -148,15 +121,24 @@ def test_clusters_that_do_not_close_their_step_are_left_behind_by_name():
     assert all("it did not close step 1" in summary.clusters[n].departure for n in (1, 2))
 
 
-def test_a_silent_cluster_keeps_nobody_waiting_and_learns_the_reason():
-    with service_of(num_clusters=2, step_s=SHORT_S) as service:
-        addresses = service.open_round(1, [0, 1], 1)
-        with DecoderStream.open(addresses[1]) as silent:
-            train_round(addresses[0], [batch_of(0, 3)])
-            with pytest.raises(LinkError, match="did not close step 1 within 0.2 s"):
-                train_step(silent, step_id(1), batch_of(1, 3), 1)
-            silent.abort()
-        assert service.finish_round().clusters[0].steps == 1
+def test_targets_that_the_decoder_does_not_know_are_refused():
+    trainer = trainer_of()
+    trainer.open_round(1, [0], 1)
+    targets = {"labels": whole_batch(0).targets["labels"] + 1000}
+    with pytest.raises(Refusal, match="the decoder cannot take micro-batch 0: "):
+        trainer.join(1, 0).micro_batch(replace(whole_batch(0), targets=targets, weight=12.0, total_weight=12.0))
+
+
+def test_a_cluster_stands_where_its_stream_is():
+    trainer = trainer_of()
+    trainer.open_round(1, [2, 0, 1], 1)
+    cut, done = trainer.join(1, 0), trainer.join(1, 1)
+    assert [standing.place for standing in trainer.current.standings().values()] == ["trains", "trains", "awaited"]
+    cut.away()
+    done.finish()
+    assert [standing.place for standing in trainer.current.standings().values()] == ["away", "finished", "awaited"]
+    cut.leave("gone")
+    assert [standing.place for standing in trainer.current.standings().values()] == ["left", "finished", "awaited"]
 
 
 def test_a_round_that_ends_early_frees_and_refuses_everyone():
@@ -180,57 +162,13 @@ def test_a_round_that_ends_early_frees_and_refuses_everyone():
     assert {s.departure for s in summary.clusters.values()} == {"did not finish before the round ended"}
 
 
-def test_auto_decides_step_when_all_are_there():
-    trainer = trainer_of("auto")
-    trainer.open_round(1, [0, 1], 1)
-    assert all_at_once(lambda: train(trainer, 0), lambda: train(trainer, 1)) == ["step", "step"]
-    summary = trainer.finish_round()
-    assert summary.decoder_sync == trainer.decoder_sync == "step"
-    assert_close(summary.head, central_step(head_trainer().head, shares([0, 1]))[0])
-
-
-def test_auto_decides_round_when_one_is_late_and_says_so(caplog):
-    caplog.set_level("INFO", "flwr.collapipe.decoder")
-    trainer = trainer_of("auto", join_s=SHORT_S)
-    trainer.open_round(1, [0, 1], 1)
-    # One after the other, as in a simulation with one worker: the barrier of mode step would never open.
-    assert [train(trainer, 0), train(trainer, 1)] == ["round", "round"]
-    assert all(s.departure is None for s in trainer.finish_round().clusters.values())
-    assert "decoder-sync auto: round, clusters [1] were not there" in caplog.text
-    # Decided once: later rounds neither wait nor change it.
-    trainer.open_round(2, [0, 1], 1)
-    assert all_at_once(lambda: train(trainer, 0, 1, 2), lambda: train(trainer, 1, 1, 2)) == ["round", "round"]
-
-
-def test_auto_does_not_count_a_cluster_that_came_and_went():
-    trainer = trainer_of("auto", join_s=SHORT_S)
-    trainer.open_round(1, [0, 1], 1)
-
-    def come_and_go():
-        with pytest.raises(Refusal, match="left"):
-            trainer.join(1, 0)
-
-    def break_off():
-        time.sleep(SHORT_S / 4)
-        trainer.dismiss(1, 0, "its stream broke off")
-        return trainer.join(1, 1).sync
-
-    assert all_at_once(come_and_go, break_off) == [None, "round"]
-
-
-def test_a_decision_can_be_restored_and_a_wrong_one_is_refused():
-    trainer = trainer_of("auto")
+def test_a_mode_can_be_restored_and_a_wrong_one_is_refused():
+    trainer = trainer_of("step")
     trainer.settle_sync("round")
     trainer.open_round(5, [0, 1], 1)
     assert trainer.join(5, 0).sync == "round"
-    with pytest.raises(ValueError, match="decoder-sync: expected one of auto, step, round, found 'epoch'"):
+    with pytest.raises(ValueError, match="decoder-sync: expected one of step, round, found 'epoch'"):
         trainer.settle_sync("epoch")
-
-
-def test_the_stream_tells_the_mode():
-    with service_of(num_clusters=2, sync="auto", join_s=SHORT_S) as service:
-        with DecoderStream.open(service.open_round(1, [0, 1], 1)[0]) as stream:
-            assert stream.decoder_sync == "round"
 
 
 def test_in_mode_step_a_late_cluster_is_left_out_and_its_hello_refused():
@@ -270,25 +208,6 @@ def test_mode_round_averages_copies_by_what_each_trained():
     assert [summary.clusters[c].weight for c in (0, 1)] == weights
     mean = {n: sum(w * end[n] for w, end in zip(weights, ends, strict=True)) / sum(weights) for n in ends[0]}
     assert_close(summary.head, mean)
-
-
-def test_mode_round_keeps_each_copys_optimizer_state_and_hands_everyone_the_average():
-    momentum = OptimizerConfig(name="sgd", lr=0.1, momentum=0.9)
-    trainer = trainer_of("round", optimizer=momentum)
-    own = [head_trainer(momentum), head_trainer(momentum)]
-    for round_ in (1, 2):
-        trainer.open_round(round_, [0, 1], 1)
-        for cluster in (0, 1):
-            train(trainer, cluster, round_=round_)
-            batch = whole_batch(cluster, 1, round_)
-            own[cluster].gradient(batch.step, 0, batch.hidden_BTD, batch.mask_BT, batch.targets, batch.total_weight)
-            own[cluster].apply([Contribution(cluster=cluster, weight=1.0)], round_)
-        head = trainer.finish_round({0: 1.0, 1: 3.0}).head
-        for name in head:
-            mean = (own[0].parameters[name] + 3 * own[1].parameters[name]).detach() / 4
-            torch.testing.assert_close(head[name], mean, atol=1e-6, rtol=1e-6)
-            for one in own:
-                one.parameters[name].data.copy_(mean)
 
 
 def test_mode_round_leaves_out_who_left_and_who_has_no_weight():
@@ -342,28 +261,6 @@ def test_misuse_is_refused_with_what_was_expected():
         seat.close_step(1, 1.0)
     with pytest.raises(Refusal, match="micro-batch"):
         seat.micro_batch(replace(batch, micro_batch=1, total_weight=None))
-
-
-@pytest.mark.parametrize("scale", [-0.1, 1.5, float("nan")])
-def test_a_clipping_factor_beyond_its_range_is_refused(scale):
-    trainer = trainer_of()
-    trainer.open_round(1, [0], 1)
-    (seat,) = seated(trainer, 0)
-    with pytest.raises(Refusal, match=r"clipping factor in \[0, 1\]"):
-        seat.close_step(1, scale)
-
-
-def test_a_step_that_fails_in_the_optimizer_is_told_to_all_who_wait(monkeypatch):
-    trainer = trainer_of()
-    trainer.open_round(1, [0, 1], 1)
-    seats = seated(trainer, 0, 1)
-
-    def fail(*_):
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(trainer.copies.shared, "apply", fail)
-    results = all_at_once(*(lambda seat=seat: seat.close_step(1, 1.0) for seat in seats))
-    assert all("out of memory" in str(error) for error in results)
 
 
 def test_copies_of_the_decoder_are_averaged_by_the_weights_of_the_encoders():

@@ -18,9 +18,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
+from client_pipeline.link.address import METHOD, SERVICE
 from client_pipeline.link.frame_limits import MAX_HEADER_BYTES
 from client_pipeline.link.frames import PROTOCOL_VERSION, Frame, FrameError, decode, encode
-from client_pipeline.link.stream import METHOD, SERVICE
 from helpers.decoder_cases import batch_of, first_frame, service_of, train_round
 from helpers.repository import ROOT
 from strategies.decoder.limits import HelloGuard
@@ -258,7 +258,7 @@ NEAR = st.sampled_from(
 
 @st.composite
 def wrong_hellos(draw):
-    """How to make a hello that is not right from one that is: a function of the running service."""
+    """Return changes that make a right hello wrong, as functions of the running service."""
     kind = draw(st.integers(0, 7))
     if kind == 6:  # the token that opens a stream again, of another cluster, changed, or used already
         near, cluster = draw(NEAR), draw(st.sampled_from([0, 1]))
@@ -365,6 +365,7 @@ def test_nothing_is_learned_from_frames_that_are_no_step(running):
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 def test_hostile_streams_take_no_memory_and_change_nothing():
     """Shapes, types, values, fields, offsets, order, tokens, under RLIMIT_AS; answers of a hostile server, too."""
     command = [sys.executable, str(ROOT / "benchmarks" / "fuzz.py"), "--number", "20000", "--json"]

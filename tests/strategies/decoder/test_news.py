@@ -1,4 +1,4 @@
-"""What control units tell beside their streams: from whom it is taken, and that nothing else waits for it."""
+"""News of control units beside their streams: the senders that are heard, and no wait for anything else."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,13 +1,15 @@
-"""What a cluster's frames may hold: nothing honest is refused, and nothing larger is taken."""
+"""Limits of a cluster's frames: nothing honest is refused, and nothing larger is taken."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
+from client_pipeline.families import transformer
+from client_pipeline.families.families import build_parts
+from client_pipeline.families.registry import family_named
 from client_pipeline.link.activation_codec import ActivationCodec
-from client_pipeline.partition import transformer
-from client_pipeline.partition.families import adapter, build_parts
+from client_pipeline.partition.packed_mask import PACKED
 from client_pipeline.partition.parts import IGNORED_LABEL
 from helpers.tiny_models import CONFIGS, VOCABULARY, tiny_batch, tiny_spec
 from strategies.decoder.member import Refusal
@@ -21,7 +23,7 @@ CODECS = [ActivationCodec(name) for name in ("none", "fp16", "int8")]
 def heads():
     return [
         replace(CLASSIC, config={**CLASSIC.config, "vocab_size": VOCABULARY}),
-        *(tiny_spec(family, head) for family in CONFIGS for head in adapter(family).HEADS),
+        *(tiny_spec(family, head) for family in CONFIGS for head in family_named(family).HEADS),
     ]
 
 
@@ -34,7 +36,8 @@ def test_a_batch_of_every_family_is_within_the_limits_of_its_model(spec):
     limits = StepLimits.of(spec, examples=len(batch["labels"]), longest=batch["attention_mask"].shape[1])
     assert (limits.width, limits.classes) == (hidden.shape[-1], scores.shape[-1])
     for codec in CODECS:
-        limits.check(codec.encode(hidden), batch["attention_mask"], {"labels": batch["labels"]}, codec)
+        limits.check(codec.encode(hidden), batch["attention_mask"], codec)
+        limits.check_targets({"labels": batch["labels"]}, len(hidden))
     # As long as the data may be, or the model, whichever is less.
     lengths = [StepLimits.of(spec, 1, longest).length for longest in (3, 10**6)]
     assert lengths[0] == 3 and lengths[1] <= 10**6
@@ -56,7 +59,8 @@ def tensors(**change):
 
 def check(codec=CODECS[0], limits=LIMITS, **change):
     of = tensors(**change)
-    limits.check(of["wire"], of["mask_BT"], {"labels": of["labels"]}, codec)
+    limits.check(of["wire"], of["mask_BT"], codec)
+    limits.check_targets({"labels": of["labels"]}, len(of["wire"]))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +106,7 @@ def test_other_targets_are_refused():
     of = tensors()
     for targets in ({}, {"labels": of["labels"], "more": of["labels"]}):
         with pytest.raises(Refusal, match="target.labels alone"):
-            LIMITS.check(of["wire"], of["mask_BT"], targets, CODECS[0])
+            LIMITS.check_targets(targets, len(of["wire"]))
 
 
 def test_a_step_weighs_no_more_than_its_examples_have_positions():
@@ -114,3 +118,12 @@ def test_a_step_weighs_no_more_than_its_examples_have_positions():
     LIMITS.check_examples(4)
     with pytest.raises(Refusal, match="at most 4 examples, found 5"):
         LIMITS.check_examples(5)
+
+
+def test_a_packed_mask_is_taken_where_sequences_are_packed_alone():
+    numbers, packed = torch.ones(3, 5, dtype=PACKED), replace(LIMITS, are_packed=True)
+    check(limits=packed, mask_BT=numbers)
+    with pytest.raises(Refusal, match="mask: expected bool .*, found torch.int16"):
+        check(mask_BT=numbers)
+    with pytest.raises(Refusal, match="mask: expected int16 .*, found torch.bool"):
+        check(limits=packed)

@@ -134,3 +134,19 @@ def test_the_bound_of_a_search_that_finds_nothing_rises_to_the_optimum_and_not_b
         assert bounded.lower_bound >= usual.objective - 1e-3 * abs(usual.objective), seed
         searched += 1
     assert searched > 6
+
+
+def test_the_slope_of_an_option_is_the_change_of_its_cost_with_the_deadline():
+    hurried, settled = 0, 0
+    for seed in range(8):
+        instance = contended(seed)
+        options = Options.of(instance, [t.offered for t in segment_tables(instance)], Uplinks.of(instance))
+        for i in np.flatnonzero(options.settled > options.earliest * (1 + 1e-6)):
+            one = options.select(np.array([i]))
+            first, width = float(one.earliest[0]), float(one.settled[0] - one.earliest[0])
+            for share in (0.3, 0.7, 1.5):
+                deadline, step = first + share * width, 1e-5 * width
+                change = float(one.costs(deadline + step)[0] - one.costs(deadline - step)[0]) / (2 * step)
+                assert float(one.slopes(deadline)[0]) == pytest.approx(change, rel=1e-3, abs=1e-6), (share, seed)
+                hurried, settled = hurried + (change < 0), settled + (share > 1)
+    assert hurried > 30 and settled > 15

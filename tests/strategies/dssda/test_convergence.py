@@ -53,15 +53,3 @@ def test_the_bound_holds_for_noisy_descent_on_a_random_quadratic(share):
     assert np.mean(squares) <= convergence_bound(
         initial, step_size, smoothness, gamma(sizes, 6, distortion, parameters)
     )
-
-
-def test_no_constant_of_the_bound_can_be_smaller():
-    """With F = beta/2 |w|^2 and eta = 1/beta nothing is lost but what the last step's error does to F."""
-    smoothness, num_clusters, num_rounds, phi = 4.0, 3, 7, 0.6
-    sizes = np.random.default_rng(1).integers(1, 5, (num_rounds, num_clusters))
-    error = gradient_error(sizes, 6, 0.3, phi)
-    parameters = BoundParameters(g0=bound_scale(smoothness, 1 / smoothness, num_clusters), phi=phi)
-    # The step goes to the minimum but for the error: the next gradient is the error, the mean of N independent ones.
-    squared_gradients = [25.0, *(np.sum(error, axis=1) / num_clusters**2)]
-    bound = convergence_bound(25.0 / (2 * smoothness), 1 / smoothness, smoothness, gamma(sizes, 6, 0.3, parameters))
-    assert bound == pytest.approx(sum(squared_gradients) / num_rounds, rel=1e-12)

@@ -7,12 +7,11 @@ import pytest
 
 from client_pipeline.system.scenario import load_scenario
 from helpers import oracles
-from helpers.instances import random_instance
-from strategies.dssda.evaluation import Match, round_joules, violations
-from strategies.dssda.instance_file import instance_to_dict, parse_instance
+from helpers.instances import checked_round, random_instance
+from strategies.dssda.evaluation import round_joules
+from strategies.dssda.instance_file import parse_instance
+from strategies.dssda.paper.power_control import control_power
 from strategies.dssda.planner import plan_round
-from strategies.dssda.power_control import control_power
-from strategies.dssda.priced_choices import MOST_SPREADS
 from strategies.dssda.segments import segment_table, solve_segments
 from strategies.planning.dry_run import plan_rounds
 from strategies.planning.policies import make_policy
@@ -33,17 +32,11 @@ def test_rounds_with_a_price_of_energy_cost_what_brute_force_says():
         raw = drawn(generator, num_clusters=int(generator.integers(1, 3)), num_channels=int(generator.integers(1, 3)))
         raw["m_set"] = raw["m_set"][:3]
         raw["L"] = min(raw["L"], 5)
-        instance = parse_instance(raw, "case")
-        answer, best = plan_round(instance), oracles.cheapest_round(raw)
-        if best is None:
-            assert answer.status == "infeasible"
+        if (found := checked_round(raw)) is None:
             continue
-        assert answer.status == "optimal" and answer.gap <= 1e-6
-        assert answer.objective == pytest.approx(best, rel=5e-6)
-        matches = [Match(c.choice, c.channel, c.power_w) if c.selected else None for c in answer.clusters]
-        assert violations(instance, matches) == []
+        instance, answer = found
         controlled, control = control_power(instance, answer)
-        assert control.used == "sca" and controlled.objective == pytest.approx(best, rel=5e-6)
+        assert control.used == "sca" and controlled.objective == pytest.approx(answer.objective, rel=5e-6)
         free = plan_round(replace(instance, wJ=0.0))
         frugal += [c.choice and c.choice.delta for c in free.clusters] != [
             c.choice and c.choice.delta for c in answer.clusters
@@ -68,21 +61,19 @@ def test_joules_are_those_of_all_micro_batches_and_local_steps():
 
 def test_a_cluster_by_itself_has_the_cheapest_of_all_its_segments():
     generator, solved = np.random.default_rng(43), 0
-    for _ in range(40):
+    for _ in range(20):
         raw = drawn(generator, num_clusters=1, num_channels=1)
-        instance, cluster = parse_instance(raw, "case"), raw["clusters"][0]
-        answer = solve_segments(instance)
+        answer, cluster = solve_segments(parse_instance(raw, "case")), raw["clusters"][0]
         choices = oracles.best_pipelines(raw, 0, key_of=oracles._size_bits_and_joules)
-        if not choices:
-            assert answer.status == "infeasible"
-            continue
+        assert (answer.status == "infeasible") == (not choices)
         costs = [
             raw["V"] * raw["steps"] * seconds + cluster["wS"] * s + cluster["wS2"] * s**2 + joules
             for (s, _, joules), seconds in choices.items()
         ]
-        assert answer.objective == pytest.approx(min(costs))
-        solved += 1
-    assert solved > 20
+        if costs:
+            assert answer.objective == pytest.approx(min(costs))
+            solved += 1
+    assert solved > 10
 
 
 @pytest.mark.slow
@@ -96,15 +87,3 @@ def test_time_is_paid_for_joules_as_the_price_rises():
         seconds.append(np.mean([r.latency_s for r in rounds]))
         joules.append(np.mean([r.energy_j for r in rounds]))
     assert seconds[0] < seconds[1] < seconds[2] and joules[0] > joules[1] > joules[2]
-
-
-def test_a_file_keeps_the_price_and_too_many_ways_are_refused_before_they_are_listed():
-    raw = drawn(np.random.default_rng(44))
-    instance = parse_instance(raw, "case")
-    assert parse_instance(instance_to_dict(instance), "case") == instance and instance.wJ == raw["wJ"]
-    with pytest.raises(ValueError, match="case: wJ: expected a number of at least 0, found -1"):
-        parse_instance(raw | {"wJ": -1}, "case")
-    large = random_instance(np.random.default_rng(45), num_clusters=1, num_devices=14, L=24, energy="none", wJ=1.0)
-    large["gamma0"] = 1.0
-    with pytest.raises(ValueError, match=f"expected at most {MOST_SPREADS:,}, found more for 24 TEBs on 14 devices"):
-        plan_round(parse_instance(large, "large"))

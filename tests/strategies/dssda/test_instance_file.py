@@ -1,12 +1,12 @@
-"""What a problem's file must hold, and what is said of one that does not."""
+"""Required contents of a problem's file, and the messages about a wrong one."""
 
 import json
 
 import numpy as np
 import pytest
 
-from helpers.instances import random_instance
-from strategies.dssda.instance_file import instance_to_dict, parse_instance, read_instance
+from helpers.instances import instance_to_dict, random_instance
+from strategies.dssda.instance_file import parse_instance, read_instance
 
 
 def problem():
@@ -106,8 +106,34 @@ def test_what_may_be_zero_or_negative_may():
         assert getattr(parsed((*DEVICE, key), 0).clusters[1].devices[0], key) == 0.0
     for key in ("t_bits", "e_bits", "Emax", "C"):
         assert getattr(parsed((*UP, key), 0).clusters[0].up, key) == 0.0
+    for path, value in ((("work", "weight_share"), 1), (("work", "attention_share"), 1), (("kept_keys_share",), 1)):
+        assert getattr(parsed(path, value), path[-1]) == 1.0
+        with pytest.raises(ValueError, match=f"{path[-1]}: expected a share from 0 to 1, found 1.01"):
+            parsed(path, 1.01)
     assert parsed(("m_set",), [4, 2, 4]).m_set == (2, 4)
     assert parsed(("S_max",), 1).S_max == 1 and parsed(("steps",), 3).steps == 3
+
+
+@pytest.mark.parametrize(
+    ("shares", "message"),
+    [
+        ([0.5], r"file: work: teb_shares: expected a list of 3 shares, one for each of the L TEBs, found \[0.5\]"),
+        (0.5, "file: work: teb_shares: expected a list of 3 shares"),
+        ([0.0, 1, 1], r"file: work: teb_shares\[0\]: expected a number above 0, found 0.0"),
+        ([1, 1, "1"], r"file: work: teb_shares\[2\]: expected a finite number, found '1'"),
+        ([1.5, 1, 1], "file: work: teb_shares: expected shares of the costliest .* at most 1, found 1.5"),
+    ],
+)
+def test_a_teb_costs_a_part_of_the_costliest(shares, message):
+    def parsed_shares(values):
+        raw = problem() | {"L": 3}
+        raw["work"]["teb_shares"] = values
+        return parse_instance(raw, "file").teb_shares
+
+    assert parsed_shares([1, 0.5, 0.25]) == (1.0, 0.5, 0.25)
+    assert parsed_shares([1, 1, 1]) == ()
+    with pytest.raises(ValueError, match=message):
+        parsed_shares(shares)
 
 
 def test_a_problem_survives_being_written_and_text_that_is_no_json_is_named():

@@ -8,10 +8,10 @@ import pytest
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import load_scenario
 from helpers import oracles
+from helpers.instances import instance_to_dict, matches_of
 from strategies.dssda.convergence import gamma
-from strategies.dssda.evaluation import Match, violations
-from strategies.dssda.instance_file import instance_to_dict
-from strategies.dssda.paper_printed import first_choice, plan_round_printed
+from strategies.dssda.evaluation import violations
+from strategies.dssda.paper.paper_printed import first_choice, plan_round_printed
 from strategies.dssda.planner import plan_round
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import per_round_bound, round_instance
@@ -26,10 +26,6 @@ def printed_round(name="table2", virtual=0.0, number=1, gamma_max=None):
     queues = Queues(np.full(scenario.num_clusters, virtual), np.zeros(scenario.num_clusters))
     instance = round_instance(scenario, NetworkTrace(scenario).round(number), queues, drift="printed")
     return instance, per_round_bound(scenario)
-
-
-def matches(answer):
-    return [Match(c.choice, c.channel, c.power_w) if c.selected else None for c in answer.clusters]
 
 
 def test_the_weights_are_those_of_eq_32():
@@ -54,7 +50,7 @@ def test_the_queues_come_to_rest_within_the_round_because_c11_holds(virtual):
     instance, bound = printed_round("table2", virtual, gamma_max=5.0)
     planned = plan_round_printed(instance, bound)
     assert planned.status == "stable" and planned.answer.status == "feasible"
-    assert violations(instance, matches(planned.answer)) == []
+    assert violations(instance, matches_of(planned.answer)) == []
     for n, part in enumerate(planned.answer.clusters):
         if part.selected:
             distortion = float(instance.distortion(n, part.power_w, part.channel))
@@ -65,7 +61,7 @@ def test_the_queues_come_to_rest_within_the_round_because_c11_holds(virtual):
 
 
 def test_segments_and_micro_batches_are_each_the_best_for_the_other():
-    """Where (39) and (38) end: neither of the two steps changes anything."""
+    """The iterations end where (39) and (38) change nothing."""
     instance, bound = printed_round("table2", gamma_max=5.0)
     planned = plan_round_printed(instance, bound)
     raw = instance_to_dict(instance)

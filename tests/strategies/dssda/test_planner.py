@@ -8,7 +8,7 @@ import pytest
 
 import strategies.dssda.branching as branching
 from helpers import oracles
-from helpers.instances import random_instance
+from helpers.instances import matches_of, random_instance
 from helpers.repository import ROOT
 from strategies.dssda.evaluation import Match, score, violations
 from strategies.dssda.instance_file import parse_instance, read_instance
@@ -52,13 +52,28 @@ def test_the_planned_round_costs_as_little_as_the_best_of_an_enumeration():
         assert answer.objective == pytest.approx(best, rel=1e-6, abs=1e-9)
         assert answer.lower_bound <= best + 1e-9 * abs(best)
         assert answer.gap <= 1e-6
-        matches = [Match(c.choice, c.channel, c.power_w) if c.selected else None for c in answer.clusters]
+        matches = matches_of(answer)
         assert violations(instance, matches) == []
         assert score(instance, matches, "optimal", answer.lower_bound) == answer
     assert min(seen.values()) > 50
 
 
+def test_clusters_that_cost_less_than_nothing_cut_no_deadline_off():
+    """A deadline is worth a look as long as what a round saves without one can pay for it."""
+    generator = np.random.default_rng(6)
+    negative = 0
+    for _ in range(25):
+        raw = random_instance(generator, num_clusters=3, num_channels=2, num_devices=1, L=2)
+        for cluster in raw["clusters"]:
+            cluster["skip"] = float(generator.choice([-50.0, -5.0, 3.0]))
+        best, answer = oracles.cheapest_round(raw), plan_round(parse_instance(raw, "drawn"))
+        assert answer.objective == (None if best is None else pytest.approx(best, rel=1e-6, abs=1e-9))
+        negative += best is not None and best < 0
+    assert negative > 3
+
+
 @pytest.mark.slow
+@pytest.mark.promise
 def test_no_random_decision_costs_less_than_the_lower_bound():
     generator = np.random.default_rng(22)
     compared = 0

@@ -1,4 +1,4 @@
-"""What makes the planner fast at scale, against what is slow and plain: rankings, prices and their bounds."""
+"""Fast parts of the planner at scale, against slow and plain ones: rankings, prices and their bounds."""
 
 import itertools
 import math
@@ -11,16 +11,12 @@ from helpers import oracles
 from helpers.instances import random_instance
 from strategies.dssda.block_price import StageSums
 from strategies.dssda.bottleneck import StageCases
-from strategies.dssda.branching import bound_interval
-from strategies.dssda.deadline import Options
+from strategies.dssda.flow_shop import least_sums
 from strategies.dssda.instance_file import parse_instance
 from strategies.dssda.limits import Limits
-from strategies.dssda.matching import match_channels, most_matched
+from strategies.dssda.matching import match_channels
 from strategies.dssda.planner import plan_round
-from strategies.dssda.power import Uplinks
-from strategies.dssda.prices import match_at_prices, price_bound
-from strategies.dssda.segments import segment_tables
-from strategies.dssda.stage_programme import least_sums
+from strategies.dssda.prices import match_at_prices
 
 
 @pytest.fixture
@@ -147,25 +143,6 @@ def test_a_matching_that_prices_lead_to_costs_as_little_as_the_hungarian_method_
     assert matched > 100 and impossible > 15
 
 
-def test_no_prices_bound_a_matching_too_high():
-    generator = np.random.default_rng(55)
-    for costs, skip in tables(generator):
-        best = oracles.cheapest_matching(costs.tolist(), skip.tolist()) if max(costs.shape) < 6 else None
-        best = getattr(match_channels(costs, skip), "cost", np.inf) if best is None else best
-        bound = price_bound(costs, skip, generator.normal(0.0, 2.0, min(costs.shape)))
-        assert bound <= best + 1e-9 * max(1.0, abs(best))
-
-
-def test_the_most_clusters_that_can_be_matched_are_those_of_a_cheapest_matching():
-    generator = np.random.default_rng(56)
-    for _ in range(100):
-        possible = generator.random(tuple(generator.integers(1, 7, 2))) < generator.uniform(0.1, 0.9)
-        skip = np.zeros(len(possible))
-        whole = match_channels(np.where(possible, 0.0, np.inf), skip) is not None
-        assert (most_matched(possible) == min(possible.shape)) == whole
-        assert most_matched(possible) == -oracles.cheapest_matching((-1.0 * possible).tolist(), skip.tolist())
-
-
 def contended(generator, num_clusters, num_channels, **overrides):
     """A round in which power, size and skip all cost much."""
     raw = random_instance(generator, num_clusters=num_clusters, num_channels=num_channels, **overrides)
@@ -192,56 +169,6 @@ def test_a_round_with_prices_costs_as_little_as_one_of_an_enumeration(latency, e
             assert answer.status == "optimal"
             compared += 1
     assert compared > 4
-
-
-@pytest.mark.parametrize(("num_clusters", "num_channels"), [(12, 5), (5, 12), (7, 7)])
-def test_prices_change_no_optimum(num_clusters, num_channels, monkeypatch):
-    generator = np.random.default_rng(58)
-    compared = 0
-    for _ in range(5):
-        raw = contended(generator, num_clusters, num_channels, num_devices=3, L=4, S_min=1, energy="none")
-        for cluster in raw["clusters"]:
-            cluster["up"].update(Emax=30.0, eps_max=None)
-        instance = parse_instance(raw, "drawn")
-        answers = []
-        for few in (10**9, 0):
-            monkeypatch.setattr(prices_module, "FEW_PAIRS", few)
-            answers.append(plan_round(instance))
-        plain, priced = answers
-        assert plain.status == priced.status
-        if plain.status == "optimal":
-            assert priced.gap <= 1e-6
-            assert priced.lower_bound <= plain.objective + 1e-9 * abs(plain.objective)
-            assert plain.lower_bound <= priced.objective + 1e-9 * abs(priced.objective)
-            compared += 1
-    assert compared > 2
-
-
-def test_prices_bound_an_interval_no_higher_than_its_matchings(every_round_is_large):
-    generator = np.random.default_rng(59)
-    by_prices, by_matching = 0, 0
-    for _ in range(12):
-        raw = contended(generator, 6, 4, num_devices=2, L=3, S_min=1, S_max=None, energy="none")
-        for cluster in raw["clusters"]:
-            cluster["up"].update(Emax=30.0, eps_max=None)
-        instance = parse_instance(raw, "drawn")
-        choices = [table.offered for table in segment_tables(instance)]
-        options = Options.of(instance, choices, Uplinks.of(instance))
-        if most_matched(np.isfinite(options.table(options.earliest))) < instance.num_matched:
-            continue
-        first = options.least_deadline()
-        last = first * float(generator.uniform(1.05, 2.0))
-        within = options.useful(first, last)
-        exact = bound_interval(within, instance.V, first, last, last)
-        given = exact.prices + generator.normal(0.0, generator.choice([0.0, 0.5]), len(exact.prices))
-        slack = 1e-9 * abs(exact.bound)
-        for enough in (np.inf, exact.bound, exact.bound - 1.0):
-            below = bound_interval(within, instance.V, first, last, last, prices=given, enough=enough)
-            assert below.bound <= exact.bound + slack
-            assert below.bound >= min(exact.bound, enough) - slack
-            by_prices += below.taken is None
-            by_matching += below.taken is not None
-    assert by_prices > 2 and by_matching > 5
 
 
 @pytest.mark.slow

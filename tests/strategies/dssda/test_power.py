@@ -1,26 +1,21 @@
 """Transmit power against fine grids, and the facts that the planner builds on."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from helpers import oracles
-from helpers.instances import draw
+from helpers.instances import draw, instance_to_dict
 from strategies.dssda.answer import Infeasibility
 from strategies.dssda.instance import Instance
-from strategies.dssda.instance_file import instance_to_dict, parse_instance
+from strategies.dssda.instance_file import parse_instance
 from strategies.dssda.power import (
     Uplinks,
-    _expm1_over_slope,
-    cheapest_power,
-    first_true,
-    first_true_number,
     largest_within_budget,
-    least_power_for_time,
     power_interval,
     uplink_infeasibility,
+    uplink_of,
 )
 
 
@@ -37,45 +32,22 @@ def test_the_cheapest_power_costs_no_more_than_any_power_of_a_fine_grid():
         weight = float(generator.choice([0.0, 1.0]) * 10 ** generator.uniform(-3, 1))
         raw = instance_to_dict(instance)
         best = oracles.cheapest_upload(raw, 0, 0, weight)
-        found = cheapest_power(instance, 0, 0, latency_weight=weight)
-        if isinstance(found, Infeasibility):
-            assert best is None
-            kinds.add(found.constraint)
+        uplink, interval = uplink_of(instance, 0, 0), power_interval(instance, 0, 0)
+        if isinstance(interval, Infeasibility):
+            assert best is None and not uplink.feasible
+            kinds.add(interval.constraint)
             continue
+        found = float(uplink.power(uplink.cheapest(weight)))
         upload = oracles.Upload(raw, 0, 0)
         cost = float((weight * upload.seconds(found) if weight else 0.0) + upload.cost(found))
         assert cost == pytest.approx(best, rel=1e-9, abs=1e-9)
-        low, high = power_interval(instance, 0, 0)
+        low, high = interval
         assert low <= found <= high
         kinds.add("low" if found == low else "high" if found == high else "inside")
     assert kinds == {"C8", "eps_max", "low", "high", "inside"}
 
 
-def test_the_interval_of_powers_ends_where_c6_c8_or_the_distortion_bind():
-    generator = np.random.default_rng(2)
-    kinds = set()
-    for _ in range(100):
-        instance = draw(generator)
-        interval = power_interval(instance, 0, 0)
-        upload = oracles.Upload(instance_to_dict(instance), 0, 0)
-        if isinstance(interval, Infeasibility):
-            assert upload.allowed() is None
-            continue
-        low, high = interval
-        up = instance.clusters[0].up
-        assert upload.energy(high) <= up.Emax * (1 + 1e-12)
-        assert high <= up.Pmax
-        assert high >= up.Pmax * (1 - 1e-12) or upload.energy(high * (1 + 1e-9)) > up.Emax
-        kinds.add("C6" if high >= up.Pmax * (1 - 1e-12) else "C8")
-        if up.eps_max is not None:
-            assert upload.distortion(low) <= up.eps_max * (1 + 1e-12)
-            if low > 1e-20:
-                assert upload.distortion(low * (1 - 1e-9)) > up.eps_max
-                kinds.add("eps_max")
-    assert kinds == {"C6", "C8", "eps_max"}
-
-
-def test_the_least_power_for_a_time_uploads_in_just_that_time():
+def test_the_least_efficiency_for_a_time_uploads_in_just_that_time():
     generator = np.random.default_rng(3)
     seen = 0
     for _ in range(60):
@@ -84,12 +56,12 @@ def test_the_least_power_for_a_time_uploads_in_just_that_time():
         if isinstance(interval, Infeasibility):
             continue
         upload = oracles.Upload(instance_to_dict(instance), 0, 0)
-        shortest = float(upload.seconds(interval[1]))
+        shortest, uplink = float(upload.seconds(interval[1])), uplink_of(instance, 0, 0)
         for factor in (1.5, 10.0, 1000.0):
-            power = least_power_for_time(instance, 0, 0, factor * shortest)
+            power = float(uplink.power(uplink.efficiency(np.asarray(factor * shortest))))
             assert float(upload.seconds(power)) == pytest.approx(factor * shortest, rel=1e-10)
-        assert least_power_for_time(instance, 0, 0, 0.99 * shortest) == np.inf
-        assert least_power_for_time(instance, 0, 0, 0.0) == np.inf
+        assert uplink.efficiency(np.asarray(0.99 * shortest)) > uplink.high
+        assert uplink.efficiency(np.asarray(0.0)) == np.inf
         seen += 1
     assert seen > 20
 
@@ -147,14 +119,6 @@ def test_a_distortion_out_of_reach_names_the_power_that_it_takes():
     assert not isinstance(power_interval(with_up(instance, Pmax=power * 1.001), 0, 0), Infeasibility)
 
 
-def test_an_upload_of_no_bits_takes_no_time_and_no_power():
-    instance = draw(np.random.default_rng(7), t_bits=0.0, e_bits=0.0, Emax=0.0, eps_max=None)
-    instance = replace(instance, clusters=(replace(instance.clusters[0], wP=1.0, wG=0.0),))
-    assert power_interval(instance, 0, 0)[0] == 0.0
-    assert cheapest_power(instance, 0, 0, latency_weight=1.0) == 0.0
-    assert least_power_for_time(instance, 0, 0, 0.0) == 0.0
-
-
 def test_a_channel_without_noise_is_refused_by_name():
     instance = draw(np.random.default_rng(8))
     silent = replace(instance, N0=0.0, clusters=(replace(instance.clusters[0], I=(0.0,)),))
@@ -202,16 +166,6 @@ def test_only_without_noise_and_interference_is_a_channel_refused():
     assert float(thermal.noise_gain) == pytest.approx(1e-3)
 
 
-def test_the_energys_slope_is_its_power_series_on_both_sides_of_where_it_is_summed():
-    """Of expm1(x) / x = 1 + x / 2! + x^2 / 3! + ...: all terms are positive, so that the sum is exact."""
-    x = np.concatenate([10 ** np.linspace(-12, -1.302, 60), np.linspace(0.05, 3.0, 60)])
-    expected = [math.fsum(k * v ** (k - 1) / math.factorial(k + 1) for k in range(1, 60)) for v in x]
-    np.testing.assert_allclose(_expm1_over_slope(x), expected, rtol=2e-12)
-    # Where nothing cancels, to the last digits.
-    np.testing.assert_allclose(_expm1_over_slope(x[x < 0.05]), np.array(expected)[x < 0.05], rtol=2e-13)
-    assert _expm1_over_slope(np.zeros(1))[0] == 0.5
-
-
 def test_the_largest_power_of_a_budget_keeps_it_and_the_next_number_does_not():
     generator = np.random.default_rng(11)
     largest, e0 = 10 ** generator.uniform(-3, 1.5, 300), 10 ** generator.uniform(-3, 3, 300)
@@ -229,17 +183,3 @@ def test_the_largest_power_of_a_budget_keeps_it_and_the_next_number_does_not():
     assert np.all(found[none] <= 0.0)
     free = energy(largest) <= budget
     assert free.any() and np.array_equal(found[free], largest[free])
-
-
-@pytest.mark.parametrize("halvings", [1, 2, 4, 5])
-def test_halvings_at_once_end_at_the_number_of_one_by_one(halvings):
-    generator = np.random.default_rng(9)
-    ends = [
-        *np.sort(generator.uniform(0.0, 10.0 ** generator.uniform(-3, 3, 40))[:, None] * [0.3, 1.0], axis=1),
-        (2, 2),
-    ]
-    for low, high in ends:
-        # Before the first number, between both, and never.
-        for begin in (0.0, low, generator.uniform(low, high), np.nextafter(high, 0.0), high, np.inf):
-            one_by_one = first_true(lambda x, begin=begin: x >= begin, np.asarray(low), np.asarray(high))
-            assert first_true_number(lambda x, begin=begin: x >= begin, low, high, halvings) == one_by_one

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from helpers import oracles
-from helpers.instances import draw
+from helpers.instances import draw, instance_to_dict
 from strategies.dssda.answer import Infeasibility
-from strategies.dssda.instance_file import instance_to_dict
+from strategies.dssda.paper.sca import solve_power
 from strategies.dssda.power import power_interval
-from strategies.dssda.sca import solve_power
 
 
 def test_the_iterations_end_at_the_optimum_of_a_fine_grid():

@@ -7,7 +7,9 @@ import pytest
 
 from helpers.instances import random_instance
 from helpers.oracles import best_pipelines, pipeline_time
+from strategies.dssda.closed_form_segments import _Search
 from strategies.dssda.instance_file import parse_instance
+from strategies.dssda.limits import Limits
 from strategies.dssda.segments import segment_table, segment_tables, solve_segments
 
 NUM_INSTANCES = 400
@@ -113,3 +115,18 @@ def test_memory_that_is_met_with_equality_is_enough():
     for device in raw["clusters"][0]["devices"]:
         device["mem"] = 0.2e9
     assert segment_table(parse_instance(raw, "case"), 0).choices[3].delta == (2, 2, 2)
+
+
+def test_of_devices_without_links_the_bound_of_every_m_and_size_is_its_time():
+    """A bound that is too low changes no plan, but has the search try every m."""
+    raw = random_instance(np.random.default_rng(2), num_clusters=1, num_devices=3, latency="eq15", tail="none")
+    raw |= {"L": 6, "S_min": 1, "S_max": None, "energy": "none", "m_set": [1, 2, 4], "b": 8}
+    raw["act"] |= {"z_bits": 0.0, "g_bits": 0.0, "lat": 0.0}
+    device = raw["clusters"][0]["devices"][0] | {"mem": 1e12}
+    raw["clusters"][0]["devices"] = [device] * 3
+    instance = parse_instance(raw, "alike")
+    bounds = _Search(instance, [Limits.of(instance, 0)])._bounds()
+    for size, row in zip((1, 2, 3), bounds, strict=True):
+        delta = [6 // size] * size + [0] * (3 - size)
+        times = [pipeline_time(raw, 0, delta, m, None) for m in instance.m_set]
+        assert row.tolist() == pytest.approx(times, rel=1e-6)

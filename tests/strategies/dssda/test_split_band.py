@@ -7,9 +7,9 @@ import pytest
 
 from client_pipeline.system.scenario import load_scenario
 from helpers import oracles
-from helpers.instances import random_instance
-from strategies.dssda.evaluation import Match, score, violations
-from strategies.dssda.instance_file import instance_to_dict, parse_instance
+from helpers.instances import instance_to_dict, matches_of, random_instance
+from strategies.dssda.evaluation import score, violations
+from strategies.dssda.instance_file import parse_instance
 from strategies.dssda.least_band import delay_alone
 from strategies.dssda.planner import plan_round
 from strategies.dssda.split_band import divided
@@ -42,10 +42,6 @@ def best_division(raw):
     at = int(np.argmin(values))
     ends = shares[max(at - 1, 0)], shares[min(at + 1, len(shares) - 1)]
     return min(values[at], oracles.golden_section(cost, *ends, steps=18)[1])
-
-
-def matches_of(answer):
-    return [Match(c.choice, c.channel, c.power_w) if c.selected else None for c in answer.clusters]
 
 
 def check_division(instance, answer):

@@ -1,15 +1,15 @@
 """Exchanges end when no answer can come any more: with Flower's own link state, nodes that die, and a real decoder."""
 
+import re
 import threading
-import time
 
 import pytest
 
 from helpers.decoder_cases import batch_of, service_of, train_round
 from helpers.link_state import FOR_EVER, Link
-from strategies.grid import bounded as bounded_grid
-from strategies.grid.awaited_answer import AwaitedAnswer
-from strategies.grid.bounded import Missing, NobodyConnected
+from strategies.flower_names import INVALID_FAB
+from strategies.grid import reply_timeouts as bounded_grid
+from strategies.grid.reply_timeouts import Missing, NobodyConnected
 
 pytestmark = pytest.mark.usefixtures("flower_process")
 
@@ -36,22 +36,24 @@ class Exchange(threading.Thread):
         }
 
 
-def test_a_node_whose_heartbeats_stop_is_its_own_clusters_failure_and_leaves_the_decoder_at_once():
+def test_a_node_whose_heartbeats_stop_is_its_own_clusters_failure_and_leaves_the_decoder_at_once(monkeypatch):
+    monkeypatch.setattr(bounded_grid, "_LOOK_S", 0.1)
     link = Link(2)
     with service_of(2) as service:
         addresses = service.open_round(1, [0, 1], 1)
         exchange = Exchange(link.bounded(service.trainer), link.orders(0, 1))
         first = link.pull(0)
         link.pull(1)
-        link.beat_for(1, 0.2)
+        link.beat_for(1, 1.6)
         # The barrier opens with the loss, and long before the join timeout of 20 s.
         train_round(addresses[0], [batch_of(0, 4)])
-        assert service.trainer.current.standings()[1].reason.startswith(
-            "its SuperNode has sent no heartbeat for a minute"
+        reason = service.trainer.current.standings()[1].reason
+        said = re.fullmatch(
+            r"its SuperNode has sent no heartbeat for (\d+) s: it ended, was stopped, or is cut off", reason
         )
+        assert said and 2 <= int(said[1]) < 30
         link.answer(first)
-        reasons = exchange.end()
-    assert reasons[0] is None and reasons[1].startswith("its SuperNode has sent no heartbeat for a minute")
+        assert exchange.end() == {0: None, 1: reason}
 
 
 def test_a_node_that_beats_and_never_answers_holds_a_round_only_for_the_grace_after_the_decoders(
@@ -76,41 +78,6 @@ def test_a_node_that_beats_and_never_answers_holds_a_round_only_for_the_grace_af
         assert set(grid.get_node_ids()) == {link.nodes[0]}
         link.answer(second)
         assert set(grid.get_node_ids()) == set(link.nodes)
-
-
-def test_answers_are_looked_for_as_often_as_their_clusters_are_near_them(monkeypatch):
-    """Each look costs the SuperLink ten milliseconds of its processor, for each cluster."""
-    link, expected = Link(3), {}
-    expect = AwaitedAnswer.expect
-
-    def note(awaited, poll_s):
-        expected.setdefault(awaited.node_id, []).append(poll_s)
-        expect(awaited, poll_s)
-
-    monkeypatch.setattr(AwaitedAnswer, "expect", note)
-    with service_of(3) as service:
-        addresses = service.open_round(1, [0, 1, 2], 1)
-        exchange = Exchange(link.bounded(service.trainer), link.orders(0, 1, 2))
-        orders = [link.pull(n) for n in range(3)]
-        trainings = [threading.Thread(target=train_round, args=(addresses[n], [batch_of(n, 4)])) for n in range(3)]
-        # None ends a step before all have begun it.
-        trainings[0].start()
-        wait_until(lambda: expected.get(link.nodes[0], [0])[-1] == 5 * link.grid.pull_interval)
-        assert {often for node in link.nodes[1:] for often in expected[node]} == {link.grid.pull_interval}
-        for training in trainings[1:]:
-            training.start()
-        wait_until(lambda: all(expected[node][-1] < link.grid.pull_interval for node in link.nodes))
-        for training, order in zip(trainings, orders, strict=True):
-            training.join()
-            link.answer(order)
-        assert set(exchange.end().values()) == {None}
-
-
-def wait_until(true):
-    deadline = time.monotonic() + 30.0
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.slow
@@ -138,6 +105,13 @@ def test_who_says_that_it_failed_is_waited_for_no_longer_at_the_decoder():
         assert service.trainer.current.standings()[1].reason == "its disk is full"
 
 
+def test_a_control_unit_that_refuses_the_runs_app_is_said_with_the_remedy():
+    link = Link(1)
+    exchange = Exchange(link.bounded(), link.orders(0))
+    link.answer(link.pull(0), "The FAB could not be verified.", INVALID_FAB)
+    assert "install the same release on the server and all control units" in exchange.end()[0]
+
+
 def test_a_supernode_that_was_started_again_has_lost_its_order_and_is_asked_again(monkeypatch):
     monkeypatch.setattr(bounded_grid, "_LOOK_S", 0.1)
     link = Link(2)
@@ -160,7 +134,7 @@ def test_without_a_decoder_the_slowest_answer_so_far_says_how_long_the_next_may_
 
 
 def test_without_a_decoder_the_last_round_says_how_long_a_first_answer_may_take():
-    """Of one cluster, and of many of which all others fail, there is no other answer to go by."""
+    """A single cluster, and many of which all others fail, have no other answer to go by."""
     link = Link(2)
     grid = link.bounded(reply_timeout_s=0.3)
     whole = Exchange(grid, link.orders(0, 1))
@@ -171,26 +145,6 @@ def test_without_a_decoder_the_last_round_says_how_long_a_first_answer_may_take(
     link.answer(link.pull(0), error="no data")
     reasons = next_round.end()
     assert "no data" in reasons[0] and "after the last one" in reasons[1]
-
-
-def test_a_cluster_that_does_not_begin_while_no_other_does_anything_is_left_out(monkeypatch):
-    monkeypatch.setattr(bounded_grid, "BEGIN_S", 0.3)
-    link = Link(2)
-    with service_of(2) as service:
-        service.open_round(1, [0, 1], 1)
-        exchange = Exchange(link.bounded(service.trainer), link.orders(0, 1))
-        assert exchange.end() == dict.fromkeys((0, 1), "it has not begun the round within 0.3 s")
-
-
-def test_an_answer_may_take_five_times_the_longest_wait_of_its_round():
-    link = Link(2)
-    exchange = Exchange(link.bounded(reply_timeout_s=0.05), link.orders(0, 1))
-    first, second = link.pull(0), link.pull(1)
-    time.sleep(0.4)
-    link.answer(first)
-    time.sleep(1.2)
-    link.answer(second)
-    assert exchange.end() == {0: None, 1: None}
 
 
 def test_a_run_waits_for_its_nodes_when_all_are_away_and_not_for_ever(monkeypatch):
@@ -205,11 +159,3 @@ def test_a_run_waits_for_its_nodes_when_all_are_away_and_not_for_ever(monkeypatc
     monkeypatch.setattr(bounded_grid, "NOBODY_S", 0.1)
     with pytest.raises(NobodyConnected, match=r"no node of clusters \[0, 1\] came in 0.1 s"):
         grid.get_node_ids()
-
-
-def test_a_message_for_a_node_that_is_not_there_any_more_is_an_answer_too():
-    link = Link(2)
-    link.state.delete_node("", link.nodes[1])
-    exchange = Exchange(link.bounded(), link.orders(0, 1, kind="query.setup"))
-    link.answer(link.pull(0))
-    assert exchange.end() == {0: None, 1: "the SuperLink did not take the message for its node"}

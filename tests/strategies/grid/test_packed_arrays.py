@@ -1,14 +1,13 @@
 """Small arrays in one: who unpacks has what was sent, and a pack that lies is refused without its memory."""
 
 import json
-import tracemalloc
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
 from strategies.grid import packed_arrays
-from strategies.grid.packed_arrays import PACK, UnfitPack, pack_all, pack_arrays, unpack_all, unpack_arrays
+from strategies.grid.packed_arrays import PACK, UnfitPack, pack_arrays, unpack_arrays
 from strategies.grid.update_spool import UpdateSpool
 
 pytestmark = pytest.mark.usefixtures("flower_process")
@@ -54,40 +53,6 @@ def test_what_is_unpacked_is_what_was_packed_in_its_order():
         )
 
 
-@pytest.mark.parametrize(
-    "record", [record_with(), record_with(a=1.0), record_with(a=np.zeros(70_000, np.float32), b=1.0)]
-)
-def test_a_record_without_two_small_arrays_stays_as_it_is(record):
-    assert pack_arrays(record) is record and unpack_arrays(record) is record
-
-
-@pytest.mark.parametrize("num_arrays", [0, 1, 4])
-def test_all_of_a_record_is_packed_if_all_is_small(num_arrays):
-    small = {name: value for name, value in MANY.items() if name != "large"}
-    record = record_with(**dict(list(small.items())[:num_arrays]))
-    num_bytes = sum(len(array.data) for array in record.values())
-    content = pack_all(record, num_bytes)
-    assert [(name, array.data) for name, array in unpack_all(content).items()] == [
-        (name, array.data) for name, array in record.items()
-    ]
-    assert num_arrays == 0 or pack_all(record, num_bytes - 1) is None
-    assert pack_all(record_with(**MANY), 1 << 30) is None
-
-
-def test_more_names_than_an_index_may_have_are_sent_one_by_one(monkeypatch):
-    monkeypatch.setattr(packed_arrays, "_INDEX_BYTES", 60)
-    record = record_with(a=1.0, b=2.0)
-    assert pack_arrays(record) is record
-
-
-def test_a_record_of_many_bytes_is_packed_up_to_the_limit(monkeypatch):
-    record = record_with(**{str(i): np.full(100, i, np.float32) for i in range(10)})
-    monkeypatch.setattr(packed_arrays, "_PACK_BYTES", 3 * len(record["0"].data) + 1)
-    parcel = pack_arrays(record)
-    assert list(parcel) == [PACK, *(str(i) for i in range(3, 10))]
-    assert [array.data for array in unpack_arrays(parcel).values()] == [array.data for array in record.values()]
-
-
 def test_a_pack_beyond_the_limit_is_refused_before_it_is_read_from_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(packed_arrays, "_PACK_BYTES", 1000)
     record = as_pack([[*SMALL, 2 << 20]], bytes(2 << 20))
@@ -131,15 +96,3 @@ def test_a_length_that_is_beyond_all_memory_is_refused():
     record[PACK] = Array("uint8", (8,), "collapipe.packed", b"\xff" * 8)
     with pytest.raises(UnfitPack, match="an index of 18446744073709551615 bytes"):
         unpack_arrays(record)
-
-
-def test_a_pack_of_empty_arrays_takes_little():
-    """Each entry is a Python object of a kilobyte: their number is bounded by the length of the index."""
-    entries = [[str(i), "", [], "", 0] for i in range(1_000_000)]
-    record = as_pack(entries)
-    del entries
-    tracemalloc.start()
-    with pytest.raises(UnfitPack, match="an index of"):
-        unpack_arrays(record)
-    assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    tracemalloc.stop()

@@ -4,12 +4,12 @@ import json
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-from flower_app.node.client_mods import packed_mod
-from helpers.wire_grid import HOSTILE, NUM_CLUSTERS, START, WireGrid, round_of
-from strategies.flower_internals import get_all_nested_objects
-from strategies.grid.packed_arrays import PACK, UnfitPack, unpack_arrays
+from flower_app.client_app import packed_mod
+from helpers.wire_grid import NUM_CLUSTERS, START, WireGrid, round_of
+from strategies.grid.packed_arrays import PACK, UnfitPack
 from strategies.grid.parcels import PARCEL, packed_messages, unpack_message
 from strategies.grid.update_spool import SMALL_BYTES
 
@@ -57,33 +57,24 @@ def test_a_small_message_has_three_objects_each_way_and_arrives_as_it_was():
     assert values(reply.content["arrays"]) == values(plain.content["arrays"])
 
 
-def test_a_message_that_is_not_small_has_its_small_arrays_in_one():
-    record = record_with(LARGE)
-    (sent,) = packed_messages([order(record)])
-    assert list(sent.content["arrays"]) == [PACK, "large"] and sent.content["config"]["round"] == 3
-    reply = packed_mod(sent, CONTEXT, answered)
-    assert list(unpack_arrays(reply.content["arrays"])) == list(LARGE)
+HALF = SMALL_BYTES // 2
+SUMS = {
+    "two records of arrays": [HALF, HALF],
+    "three of a little over a third": [SMALL_BYTES // 3 + 1] * 3,
+    "one, and a few bytes of settings": [SMALL_BYTES - 100, 100],
+}
 
 
-def test_many_small_arrays_are_no_small_message():
-    record = record_with({str(i): np.zeros(60_000, np.float32) for i in range(10)})
-    (sent,) = packed_messages([order(record)])
-    assert list(sent.content["arrays"]) == [PACK]
-    assert unpack_message(sent) and values(sent.content["arrays"]) == values(record)
-
-
-def test_a_message_of_many_records_is_sent_as_it_is():
-    content = RecordDict({str(i): ConfigRecord({"i": i}) for i in range(17)})
-    (sent,) = packed_messages([Message(content, 7, MessageType.TRAIN)])
-    assert len(sent.content) == 17 and not unpack_message(sent)
-
-
-def test_an_answer_is_packed_if_its_order_was():
-    plain = packed_mod(order(record_with(SMALL)), CONTEXT, answered)
-    assert list(plain.content) == ["arrays", "metrics"] and list(plain.content["arrays"]) == list(SMALL)
-    (sent,) = packed_messages([order(record_with(SMALL))])
-    failed = packed_mod(sent, CONTEXT, lambda message, _: Message(Error(3, "no"), reply_to=message))
-    assert failed.has_error()
+@pytest.mark.parametrize("sizes", SUMS.values(), ids=SUMS)
+def test_the_records_of_a_parcel_are_small_together(sizes):
+    """Each of them was small, and all were put into one that its receiver refuses."""
+    content = RecordDict({str(i): ConfigRecord({"raw": bytes(size)}) for i, size in enumerate(sizes)})
+    message = Message(content, 7, MessageType.TRAIN)
+    (sent,) = packed_messages([message])
+    assert list(sent.content) == list(content) and not unpack_message(sent)
+    small = RecordDict({str(i): ConfigRecord({"raw": bytes(size - 200)}) for i, size in enumerate(sizes) if size > 200})
+    (sent,) = packed_messages([Message(small, 7, MessageType.TRAIN)])
+    assert list(sent.content) == [PARCEL] and unpack_message(sent) and dict(sent.content) == dict(small)
 
 
 @pytest.mark.parametrize("arrays", [SMALL, LARGE])
@@ -147,19 +138,10 @@ LIES = {
     "junk for metrics": parcel(metrics=b"m\x00"),
     "a hundred thousand records": parcel(**{str(i): b"c" + ConfigRecord({}).deflate() for i in range(100_000)}),
     "more bytes than a small message has": parcel(arrays=b"a" + bytes(SMALL_BYTES)),
+    "more bytes in all its records": parcel(
+        **{str(i): b"c" + ConfigRecord({"raw": bytes(SMALL_BYTES // 2)}).deflate() for i in range(2)}
+    ),
 }
-
-
-@pytest.mark.parametrize("content", LIES.values(), ids=LIES)
-def test_a_reply_that_lies_about_what_is_packed_is_that_replys_error(content, monkeypatch):
-    def lie(self, message, cluster):
-        reply = plain(self, message, cluster)
-        return Message(RecordDict(content), reply_to=message) if cluster == HOSTILE else reply
-
-    plain = WireGrid.answer
-    monkeypatch.setattr(WireGrid, "answer", lie)
-    _, record = round_of(lambda reply, pieces: pieces)
-    assert [entry["cluster"] for entry in record["failed"]] == [HOSTILE]
 
 
 @pytest.mark.parametrize("content", LIES.values(), ids=LIES)

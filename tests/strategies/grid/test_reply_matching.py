@@ -1,16 +1,13 @@
 """Replies belong to the message that they answer, whoever their sender says it is."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
-from flower_app.training.cluster_setup import set_up_clusters
 from helpers.fake_grid import FIRST_NODE, FakeGrid, superlink_error
 from helpers.replies import answer_to
-from strategies.baselines.stock import make_stock
+from strategies.baselines.flower_strategies import make_stock
 from strategies.grid.recording import RecordingGrid, RoundFailed
 
 pytestmark = pytest.mark.usefixtures("flower_process")
@@ -92,16 +89,3 @@ def test_a_cluster_cannot_answer_for_another():
 def test_a_round_that_only_the_superlink_answers_names_every_cluster():
     with pytest.raises(RoundFailed, match="cluster 0: Node Unavailable; cluster 1: Node Unavailable"):
         exchanged(lambda message, cluster: superlink_error(message), num=2)
-
-
-def test_the_set_up_names_the_node_that_the_superlink_gave_up():
-    def client(message, cluster):
-        return superlink_error(message)
-
-    with pytest.raises(RuntimeError, match=f"set-up: node {FIRST_NODE}: Node Unavailable"):
-        set_up_clusters(FakeGrid(client, 1), [FIRST_NODE], {}, {}, 1, 16)
-
-
-def test_the_loss_of_a_round_is_a_number_with_one_cluster_gone():
-    _, record = exchanged(lambda message, n: superlink_error(message) if n else honest(message, n), num=2)
-    assert math.isclose(record["train_loss"], 1.0)

@@ -1,14 +1,12 @@
-"""Replies that Flower itself cannot put together, and such as would fill the memory before anybody looks."""
+"""Replies that cannot be put together, and replies that would fill the memory."""
 
 import subprocess
 import sys
 
 import pytest
 import torch
-from flwr.app.message import Array
 
-from helpers.wire_grid import HOSTILE, NUM_CLUSTERS, START, change_array, round_of
-from strategies.grid import single_pulls
+from helpers.wire_grid import HOSTILE, LARGE_START, NUM_CLUSTERS, START, change_array, round_of
 from strategies.grid.update_spool import UpdateSpool
 
 pytestmark = pytest.mark.usefixtures("flower_process")
@@ -50,29 +48,38 @@ TAMPERINGS = {
 
 
 @pytest.fixture(params=["in memory", "on disk"])
-def spool(request, tmp_path, monkeypatch):
-    """Where arrays are put together."""
-    if request.param == "in memory":
-        return None
-    monkeypatch.setattr(single_pulls, "SMALL_BYTES", 0)
-    return UpdateSpool(tmp_path)
+def spool_and_start(request, tmp_path):
+    """Give the place where arrays are put together, and weights of a size for it."""
+    return (None, START) if request.param == "in memory" else (UpdateSpool(tmp_path), LARGE_START)
 
 
 @pytest.mark.parametrize("name", TAMPERINGS)
-def test_a_reply_that_cannot_be_put_together_is_its_clusters_failure(name, spool):
-    weights, record = round_of(TAMPERINGS[name], spool)
+def test_a_reply_that_cannot_be_put_together_is_its_clusters_failure(name, spool_and_start):
+    weights, record = round_of(TAMPERINGS[name], *spool_and_start)
     assert [entry["cluster"] for entry in record["failed"]] == [HOSTILE]
     reason = record["failed"][0]["reason"]
     assert reason.startswith("its reply cannot be put together: ") and reason.isprintable()
-    for name, value in START.items():
+    assert ("more than was asked for" in reason) == ("times" in name)
+    for name, value in spool_and_start[1].items():
         torch.testing.assert_close(weights[name], value + 0.5)
 
 
-def test_whole_replies_pass_as_they_are(spool):
-    weights, record = round_of(lambda reply, pieces: pieces, spool)
+def test_whole_replies_pass_as_they_are(spool_and_start):
+    weights, record = round_of(lambda reply, pieces: pieces, *spool_and_start)
     assert record["failed"] == []
-    for name, value in START.items():
+    for name, value in spool_and_start[1].items():
         torch.testing.assert_close(weights[name], value + 1)
+
+
+def test_records_of_many_bytes_are_refused_unread():
+    """Heads of arrays, reports and metrics have a bound of their own."""
+
+    def tamper(reply, pieces):
+        return change_array(pieces, dtype="x" * (1 << 24))
+
+    _, record = round_of(tamper)
+    (failed,) = record["failed"]
+    assert "its records come to more than 16777216 bytes" in failed["reason"]
 
 
 def test_what_a_reply_says_that_it_answers_does_not_count():
@@ -95,7 +102,8 @@ from helpers import wire_grid
 wire_grid.round_of(lambda reply, pieces: pieces)
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (size + 200_000_000, size + 200_000_000))
-_, record = wire_grid.round_of(lambda reply, pieces: wire_grid.change_array(pieces, arraychunk_ids=[0] * 1_000_000))
+million = [0] * 1_000_000
+_, record = wire_grid.round_of(lambda reply, pieces: wire_grid.change_array(pieces, arraychunk_ids=million))
 (failed,) = record["failed"]
 assert "more than was asked for" in failed["reason"], failed
 print("refused")
@@ -107,4 +115,3 @@ def test_one_chunk_a_million_times_takes_no_memory():
     """Four gigabytes of three megabytes, in a process that may take 200 MB more than it has."""
     done = subprocess.run([sys.executable, "-c", BOMB], capture_output=True, text=True, check=False, timeout=300)
     assert done.stdout.endswith("refused\n"), done.stderr[-2000:]
-    assert Array.__qualname__ == "Array"

@@ -8,17 +8,25 @@ from client_pipeline.link.update_codec import ErrorFeedback, UpdateCodec
 from helpers import byzantine
 from helpers.fake_grid import FakeGrid
 from helpers.replies import answer_to
-from strategies.baselines.stock import make_stock
+from strategies.baselines.flower_strategies import make_stock
 from strategies.collapipe import CollaPipe
 from strategies.grid.recording import RecordingGrid
-from strategies.records import ARRAYS, CONFIG, METRICS, WEIGHT_KEY, read_train_config, to_arrays, to_tensors
+from strategies.records import (
+    ARRAYS,
+    CONFIG,
+    COUNTED_KEY,
+    METRICS,
+    WEIGHT_KEY,
+    read_train_config,
+    to_arrays,
+    to_tensors,
+)
 
 pytestmark = pytest.mark.usefixtures("flower_process")
 
 CODEC = UpdateCodec(CompressionConfig(update="top-k", density=0.25))
 START = {"embedding.w": torch.zeros(8)}
 CHANGE = torch.arange(1.0, 9.0)
-"""Of each of the first seven rounds; two of its eight numbers travel in a round."""
 LOST = ((1, 2), (1, 4))
 """Cluster and round."""
 
@@ -29,10 +37,11 @@ def test_what_compression_left_behind_travels_in_the_end():
     told, decoded = [], [{}, {}]
 
     def client(message, cluster):
-        order = read_train_config(message.content.config_records[CONFIG])
-        told.append((order.round, order.counted))
+        order = read_train_config(message.content.config_records[CONFIG], cluster)
+        counted = message.content.config_records[CONFIG].get(COUNTED_KEY)
+        told.append((order.round, tuple(counted or ())))
         begun = to_tensors(message.content.array_records[ARRAYS])
-        feedback[cluster].settle(order.counted[cluster] if order.counted else order.round - 1)
+        feedback[cluster].settle(order.counted if counted else order.round - 1)
         change = CHANGE if order.round < 8 else torch.zeros(8)
         update = feedback[cluster].compress(begun, {"embedding.w": begun["embedding.w"] + change}, order.round)
         decoded[cluster][order.round] = CODEC.apply(begun, update)["embedding.w"] - begun["embedding.w"]
@@ -75,20 +84,10 @@ def test_an_update_that_the_strategy_leaves_out_has_not_counted(monkeypatch):
         return reply
 
     monkeypatch.setattr(byzantine, "CollaPipe", Kept)
-    byzantine.played("none", lambda order, reply: reply)
-    byzantine.played("none", claims_more)
+    outcome = byzantine.played("none", lambda order, reply: reply)
+    assert [(number, [plan.m for plan in chosen]) for number, chosen in outcome.plans] == [(1, [8] * 5)]
+    assert [state.last_loss for state in kept[0].clusters] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    outcome = byzantine.played("none", claims_more)
+    # The updates of the others count by what each has trained on.
+    assert byzantine.same(outcome.encoder(), byzantine.joined_by_hand("none", outcome))
     assert [strategy.uncounted for strategy in kept] == [set(), {4}]
-
-
-def test_a_receipt_is_taken_back_and_survives_a_restart():
-    from strategies.grid.update_receipts import UpdateReceipts
-
-    receipts = UpdateReceipts([0, 1, 2])
-    receipts.note(1, [0, 1])
-    receipts.note(2, [0, 2])
-    receipts.withdraw([1, 2])
-    assert receipts.state() == [2, 1, 0]
-    again = UpdateReceipts([0, 1, 2])
-    again.restore(receipts.state())
-    again.note(3, [1])
-    assert again.state() == [2, 3, 0]

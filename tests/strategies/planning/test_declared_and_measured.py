@@ -1,4 +1,4 @@
-"""What is planned by measured times, and what is accounted by the scenario's: uploads, their bits, bands, reasons."""
+"""Plans by measured times, and accounts by the scenario's: uploads, their bits, bands, reasons."""
 
 from dataclasses import replace
 
@@ -59,23 +59,6 @@ def test_activations_of_an_upload_are_part_of_what_was_measured_or_as_many_as_de
         assert instance.upload_bits(0, 4) / instance.uplink_rate(0, up.Pmax, 0) == pytest.approx(0.25)
     else:
         assert instance.upload_bits(0, 4) == pytest.approx(declared.upload_bits(0, middle))
-
-
-def test_a_declared_upload_has_the_band_and_the_activations_of_the_plan():
-    scenario = load_scenario("table2-activations")
-    split = replace(scenario, planner=replace(scenario.planner, bandwidth="split"))
-    for network in (scenario, split):
-        decision = RoundPlanner(network, make_policy("dssda"), power_control="exact").plan(1, FRESH)
-        assert decision.declared is decision.instance and decision.as_declared() is decision
-        for n, part in enumerate(decision.answer.clusters):
-            assert decision.declared_upload_s(n) == pytest.approx(part.uplink_s)
-
-
-def test_a_cluster_that_trains_is_not_reported_as_left_out():
-    scenario = load_scenario("table2-contended")
-    weak = [replace(u, energy_budget_j=0.01) if n < 5 else u for n, u in enumerate(scenario.uplinks)]
-    decision = RoundPlanner(replace(scenario, uplinks=tuple(weak)), make_policy("dssda")).plan(1, [1.0] * 8)
-    assert any(decision.selected) and not any(decision.selected[n] for n in decision.left_out)
 
 
 def test_lost_devices_are_forgotten_only_where_a_plan_needs_them_and_changes_of_others_are_kept():

@@ -7,13 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from client_pipeline.runtime.event_simulator import simulate_pipeline
 from client_pipeline.system.scenario import load_scenario
+from client_pipeline.timetable.event_simulator import simulate_pipeline
 from strategies.baselines.titanic import Titanic
 from strategies.baselines.vanilla_fl import VanillaFL, whole_model_times, whole_model_work
-from strategies.dssda import power_control
-from strategies.dssda.joint_power import JointPowers
-from strategies.dssda.power_control import control_summary, control_text
+from strategies.dssda.paper import power_control
+from strategies.dssda.paper.joint_power import JointPowers
 from strategies.planning.plan_demands import plan_times
 from strategies.planning.planner import InfeasibleRound, RoundPlanner
 from strategies.planning.policies import DSSDA, POLICIES, make_policy
@@ -95,26 +94,30 @@ def test_powers_come_from_convex_programs_and_cost_what_the_exact_ones_cost(scen
     assert max(seen) > 1 if energy_queue else set(seen) == {1}
 
 
-def test_powers_that_programs_do_not_find_are_the_exact_ones_and_the_line_says_so(monkeypatch):
-    lost = JointPowers((0.5, 0.5, 0.5), 3, 1.0, "failed")
-    monkeypatch.setattr(power_control, "solve_joint_powers", lambda instance, matches: lost)
-    ours = RoundPlanner(load_scenario("physical"), DSSDA())
-    ours.restore({"virtual": [0.6, 0.0, 0.6], "energy": [1.0, 1.0, 1.0]})
-    decision = ours.plan(2, FRESH[:3])
-    control = decision.power_control
-    assert control.used == "exact" and control.gap > 1e-6
-    assert [c.power_w for c in decision.answer.clusters] == [c.exact_w for c in control.clusters]
-    assert decision.answer.gap <= 1e-6
-    assert control.text().startswith("exact powers instead of SCA's: 3 convex programs (failed)")
-    summary = control_summary([control.to_dict()])["power_control"]
-    assert (summary["rounds"], summary["sca"]) == (1, 0)
-    assert "SCA in 0 of 1 rounds" in control_text(summary)
-
-
-def test_a_policy_that_has_its_own_powers_keeps_them():
-    assert planner("delay-only").plan(1, FRESH).power_control is None
-    with pytest.raises(ValueError, match="power_control: expected one of sca, exact, found 'dinkelbach'"):
-        RoundPlanner(load_scenario("table2"), DSSDA(), power_control="dinkelbach")
+@pytest.mark.parametrize(
+    ("status", "gap", "dearer", "used"),
+    [
+        ("optimal", 0.0, 0.9e-6, "sca"),
+        ("optimal", 0.0, 1.1e-6, "exact"),
+        ("optimal", 0.6e-6, 0.3e-6, "sca"),
+        ("optimal", 0.6e-6, 0.5e-6, "exact"),
+        ("optimal", 0.95e-6, 0.1e-6, "exact"),
+        ("feasible", 0.3, 0.9e-6, "sca"),
+        ("feasible", 0.3, 1.1e-6, "exact"),
+    ],
+)
+def test_what_a_plan_and_its_powers_leave_open_is_bounded_together(status, gap, dearer, used, monkeypatch):
+    """An optimal round stays within 1e-6 of its bound: what the plan has used of that, its powers have not."""
+    decision = RoundPlanner(load_scenario("table2"), DSSDA(), power_control="exact").plan(1, FRESH[:3])
+    instance, exact = decision.instance, decision.answer
+    powers = JointPowers(tuple(c.power_w for c in exact.clusters), 1, 0.0, "converged")
+    monkeypatch.setattr(power_control, "solve_joint_powers", lambda instance, matches: powers)
+    objective = exact.objective / (1 + dearer)
+    answer = dataclasses.replace(exact, status=status, objective=objective, lower_bound=objective * (1 - gap))
+    controlled, control = power_control.control_power(instance, answer)
+    assert control.gap == pytest.approx(dearer, rel=1e-3) and control.used == used
+    if status == "optimal":
+        assert controlled.gap <= 1e-6 * (1 + 1e-3)
 
 
 def test_titanic_gives_tebs_in_proportion_to_speed_within_memory():

@@ -1,21 +1,19 @@
 """A round with activations that stream up: against the longest path, and at the ends of its rates."""
 
 import functools
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from client_pipeline.partition.plan import micro_batch_sizes
-from client_pipeline.runtime.event_simulator import simulate_pipeline
-from client_pipeline.system.scenario import load_scenario, parse_scenario
+from client_pipeline.system.scenario import load_scenario
 from helpers.oracles import makespan
 from strategies.planning.costs import costs_record, pipeline_work as work, round_costs
 from strategies.planning.plan_demands import plan_times
 from strategies.planning.planner import RoundPlanner
 from strategies.planning.policies import DSSDA
-from strategies.planning.streamed_round import streamed_latency, streamed_step
+from strategies.planning.streamed_round import streamed_step
 
 
 @functools.cache
@@ -65,13 +63,6 @@ def test_activations_of_samples_follow_the_sizes_of_micro_batches():
         assert decoder.end - decoder.start == pytest.approx(0.01 * size)
 
 
-def test_at_any_speed_a_step_is_the_pipelines_own():
-    _, decision = decided()
-    for n, plan in enumerate(decision.plans):
-        own = simulate_pipeline(plan.schedule, *plan_times(decision.instance, n, plan)).makespan
-        assert streamed_step(decision.instance, n, plan, 1e15).makespan == pytest.approx(own)
-
-
 def test_a_round_is_shorter_than_the_printed_sum_and_no_shorter_than_its_parts():
     _, decision = decided()
     costs, instance = round_costs(decision, work), decision.instance
@@ -94,26 +85,3 @@ def test_the_encoder_comes_down_first_where_the_downlink_has_a_rate():
     assert after > before + 190.0 + 50.0
     record = costs_record(slow, round_costs(slow, work), np.ones(3), load_scenario("table2-activations"))
     assert record["latency_streamed_s"] == after
-
-
-def test_without_activations_there_is_nothing_to_stream():
-    scenario = load_scenario("table2")
-    decision = RoundPlanner(scenario, DSSDA(), power_control="exact").plan(1, [1.0] * 3)
-    costs = round_costs(decision, work)
-    assert costs.latency_streamed_s is None and math.isfinite(costs.latency_s)
-    assert "latency_streamed_s" not in costs_record(decision, costs, np.ones(3), scenario)
-    assert streamed_latency(decision.instance, {}) is None
-
-
-def test_a_scenario_says_what_comes_down_and_what_the_decoder_takes():
-    raw = {"format": "collapipe-scenario/1", "clusters": 1, "devices": 2}
-    block = {"memory-gb": 0.375, "downlink-mbit-per-s": 12.5, "decoder-s": 0.25}
-    device = {"flop-per-cycle": 20.0, "frequency-ghz": 0.5, "memory-gb": 9.0}
-    scenario = parse_scenario(raw | {"block": block, "device": device}, "here.toml")
-    assert (scenario.costs.downlink_rate, scenario.costs.decoder_s) == (12.5e6, 0.25)
-    for key, value, text in (
-        ("weight-gradient-share", 1.5, "expected a share from 0 to 1, found 1.5"),
-        ("activation-memory-gb", 0.4, "expected a part of block.memory-gb, 0.375, found 0.4"),
-    ):
-        with pytest.raises(ValueError, match=rf"here.toml: block.{key}: {text}"):
-            parse_scenario(raw | {"block": block | {key: value}, "device": device}, "here.toml")

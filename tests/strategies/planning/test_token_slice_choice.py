@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
-from client_pipeline.runtime.schedules import SCHEDULES, actions
+from client_pipeline.partition.plan import micro_batch_sizes
 from client_pipeline.system.scenario import load_scenario
-from helpers.instances import random_instance
+from client_pipeline.timetable.schedules import SCHEDULES, actions
+from helpers.instances import drawn_plan, random_instance
 from helpers.sliced_pipelines import sliced_makespan
-from strategies.dssda.instance_file import instance_to_dict, parse_instance
+from strategies.dssda.instance_file import parse_instance
 from strategies.planning.costs import costs_record, pipeline_work, round_costs
 from strategies.planning.dry_run import plan_rounds
 from strategies.planning.pipeline_choices import AUTO_SLICES, PipelineChoices
-from strategies.planning.plan_demands import device_memory, memory_violations, plan_times
+from strategies.planning.plan_demands import device_memory, plan_times
 from strategies.planning.planner import RoundPlanner
 from strategies.planning.policies import DSSDA
 from strategies.planning.schedule_choice import best_schedule, simulated_seconds
@@ -34,10 +34,7 @@ def drawn(generator):
     raw["gamma_act"] = float(generator.choice([0.0, 0.9])) * raw["gamma0"]
     raw["kept_keys_share"] = float(generator.uniform(0.0, 0.5))
     instance = parse_instance(raw, "drawn")
-    delta = np.ones(devices, int) + generator.multinomial(instance.L - devices, np.full(devices, 1 / devices))
-    order = tuple(int(k) for k in generator.permutation(devices))
-    m = int(generator.integers(1, instance.b + 1))
-    return instance, ClusterPlan(delta=tuple(int(d) for d in delta), order=order, m=m)
+    return instance, drawn_plan(generator, instance, devices)
 
 
 def memory_by_slices(instance, plan):
@@ -95,32 +92,12 @@ def test_automatic_slices_shorten_rounds_whose_m_is_bound_by_the_batch_and_nothi
     whole, cut = (next(plan_rounds(bound_by_batch(), DSSDA(), 1, token_slices=number)) for number in (1, 0))
     assert cut.answer.to_dict() == whole.answer.to_dict() and cut.violations == []
     seconds = simulated_seconds(cut.instance)
-    for n, (before, after) in enumerate(zip(whole.decision.plans, cut.decision.plans, strict=True)):
+    for n, (before, after) in enumerate(zip(whole.plans, cut.plans, strict=True)):
         times = {number: seconds(n, replace(before, token_slices=number)) for number in AUTO_SLICES}
         assert after == replace(before, token_slices=min(times, key=times.get))
     assert cut.costs.latency_s < whole.costs.latency_s
     # The closed expressions know no slices.
     assert cut.costs.latency_eq15_s == whole.costs.latency_eq15_s
-
-
-def test_where_overheads_are_most_of_the_time_there_are_no_slices():
-    [round_] = plan_rounds(bound_by_batch(t0=50.0), DSSDA(), 1, token_slices=0)
-    assert {plan.token_slices for plan in round_.decision.plans} == {1}
-
-
-def test_slices_that_do_not_fit_the_memory_are_not_taken():
-    """Devices with room for a batch's activations, and for nothing beside."""
-    scenario = bound_by_batch(activation_memory=0.36e9, kept_keys_share=1.0)
-    tight = tuple(tuple(replace(d, memory=1.01 * 0.375e9 * 3) for d in devices) for devices in scenario.clusters)
-    [round_] = plan_rounds(replace(scenario, clusters=tight), DSSDA(), 1, token_slices=0)
-    assert round_.violations == []
-    plans = [plan for plan in round_.decision.plans if plan.selected]
-    full = [n for n, plan in enumerate(plans) if max(plan.delta) == 3]
-    assert full and all(plans[n].token_slices == 1 for n in full)
-    # A number that is asked for and fits nowhere is not taken, either.
-    [asked] = plan_rounds(replace(scenario, clusters=tight), DSSDA(), 1, token_slices=8)
-    for n, plan in enumerate(asked.decision.plans):
-        assert not plan.selected or memory_violations(asked.instance, n, plan) == []
 
 
 def test_a_number_that_is_asked_for_is_taken_and_the_rounds_line_says_it():
@@ -145,18 +122,6 @@ def test_streamed_slices_are_joined_before_they_go_up_and_cut_when_they_have_com
     )
     assert up == [(i, 2.0 * (i % 2)) for i in range(2 * plan.m)]
     assert sorted(down) == [(i, 2.0 * (i % 2)) for i in range(2 * plan.m)]
-
-
-def test_instances_keep_the_shares_and_refuse_more_than_all():
-    raw = random_instance(np.random.default_rng(1), num_clusters=1)
-    assert parse_instance(raw, "f").attention_share == 0.1 and parse_instance(raw, "f").kept_keys_share == 0.12
-    raw["work"]["attention_share"], raw["kept_keys_share"] = 0.3, 0.2
-    again = instance_to_dict(parse_instance(raw, "f"))
-    assert (again["work"]["attention_share"], again["kept_keys_share"]) == (0.3, 0.2)
-    with pytest.raises(ValueError, match="f: work: attention_share: expected a share from 0 to 1, found 1.5"):
-        parse_instance(raw | {"work": raw["work"] | {"attention_share": 1.5}}, "f")
-    with pytest.raises(ValueError, match="f: kept_keys_share: expected a share from 0 to 1, found 2"):
-        parse_instance(raw | {"kept_keys_share": 2}, "f")
 
 
 def test_numbers_out_of_range_and_measured_costs_are_refused():

@@ -1,0 +1,1 @@
+"""Model families of the transformers library and of this project, cut into parts."""

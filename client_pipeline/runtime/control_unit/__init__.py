@@ -1,0 +1,1 @@
+"""The control unit: rounds, recovery, checkpoints and faults of one cluster."""

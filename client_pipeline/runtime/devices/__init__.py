@@ -1,0 +1,1 @@
+"""Devices of a cluster and the pipeline over them."""

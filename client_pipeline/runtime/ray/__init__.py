@@ -1,0 +1,1 @@
+"""Start, machines and actors of Ray."""

@@ -1,0 +1,145 @@
+"""A Ray of one program: it listens on the loopback alone and refuses calls without a secret of its own.
+
+By default Ray listens on all addresses of the machine, takes every caller and runs what it is sent. Token and loopback
+are variables that Ray reads once, when it is imported. So they are in the environment of a program before it starts, or
+:func:`prepare_private_ray` puts them there before the first import of Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from client_pipeline.runtime.stage.memory import ONE_HEAP
+from client_pipeline.runtime.transport.node_tls import TLS_VARIABLES
+
+TOKEN_BYTES = 32
+_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""With 0 Ray takes the loopback address on every system, as it does where it knows no clusters."""
+ATTEMPTS = 3
+"""Starts of a Ray: it gives its own processes 30 s, which a busy machine exceeds."""
+NODE_IS_LATE = "node timed out during startup"
+"""Part of Ray's message then."""
+_SETTINGS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", _LOOPBACK, *TLS_VARIABLES)
+_USUAL = {
+    **ONE_HEAP,
+    # No worker starts before it is needed.
+    "RAY_prestart_worker_first_driver": "0",
+    # Ray leaves the variables of accelerators alone, as it will in its next releases.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+"""Settings that the environment may change."""
+_LONGEST_SOCKET = f"session_2000-12-31_23-59-59_999999_{2**22}/sockets/plasma_store"
+"""Longest path of a socket that Ray makes in its folder: of a process with the largest id that Linux gives."""
+_MOST_BYTES = 107 if sys.platform == "linux" else 103
+"""Longest path of a socket."""
+
+RAY_INTERNALS = {
+    "ray._raylet.GcsClient": "client of a Ray that this process has not joined; superfluous with a public one",
+    "ray._common.usage.usage_lib.get_cluster_metadata": "its versions; superfluous with a public call for them",
+    "__ray_concurrency_group__": "mark of ray.method, by which a shared actor knows what a member answers at once; "
+    "superfluous with a public accessor",
+}
+"""Names of Ray without documentation that this package uses, with the use and the part that would replace it."""
+
+
+def private_environment() -> dict[str, str]:
+    """Make the variables of a Ray that is about to start, and of all programs that speak to it; the secret is new.
+
+    Only processes of this user can read them.
+    """
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(TOKEN_BYTES), _LOOPBACK: "0"}
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """Drop secret, certificates and addresses of another Ray."""
+    return {name: value for name, value in environment.items() if name not in _SETTINGS}
+
+
+def prepare_private_ray() -> None:
+    """Put the variables of a private Ray into this process's environment, unless they are there.
+
+    Raises
+    ------
+    RuntimeError
+        If Ray is imported already: it would neither know the secret nor keep to the loopback.
+    """
+    if os.environ.get("RAY_AUTH_MODE") == "token" and os.environ.get(_LOOPBACK) == "0":
+        return
+    if "ray" in sys.modules:
+        raise RuntimeError("Ray was imported before it had a secret; call prepare_private_ray() at the program's start")
+    for name in _SETTINGS:
+        os.environ.pop(name, None)
+    os.environ.update(private_environment())
+    for name, value in _USUAL.items():
+        os.environ.setdefault(name, value)
+
+
+@contextlib.contextmanager
+def private_ray(*, num_cpus: int = 1, **options: Any) -> Iterator[None]:
+    """Start a Ray for this process, and end it; a Ray that the process uses already is kept.
+
+    Parameters
+    ----------
+    num_cpus : processors that it believes in
+    options : more of ``ray.init``
+
+    Raises
+    ------
+    RuntimeError
+        As :func:`prepare_private_ray`.
+    """
+    prepare_private_ray()
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    for attempts_left in reversed(range(ATTEMPTS)):
+        try:
+            ray.init(
+                # Whatever cluster RAY_ADDRESS may name is not joined.
+                address="local",
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                **{"_temp_dir": os.path.join(folder_with_room("ray"), "ray"), **options},
+            )
+            break
+        except Exception as error:
+            ray.shutdown()
+            if NODE_IS_LATE not in str(error) or not attempts_left:
+                raise
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def folder_with_room(inside: str) -> str:
+    """Find a folder for temporary files whose path leaves Ray room for those of its sockets: the system's, or /tmp.
+
+    Parameters
+    ----------
+    inside : path of Ray's folder in it
+
+    Raises
+    ------
+    ValueError
+        If there is none.
+    """
+    room = _MOST_BYTES - len(f"/{inside}/{_LONGEST_SOCKET}")
+    folder = tempfile.gettempdir()
+    for candidate in (folder, "/tmp"):
+        if len(os.fsencode(candidate)) <= room and os.access(candidate, os.W_OK):
+            return candidate
+    raise ValueError(
+        f"TMPDIR: {folder}: expected a path of at most {room} bytes, found {len(os.fsencode(folder))}: Ray's sockets "
+        "lie deep inside, and /tmp is not writable; set TMPDIR to a shorter one"
+    )

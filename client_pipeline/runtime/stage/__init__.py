@@ -1,0 +1,1 @@
+"""Computation of one stage: passes, optimizer, precision and memory."""

@@ -1,0 +1,1 @@
+"""Schedules of a pipeline, their event simulator and pacing; no Ray."""

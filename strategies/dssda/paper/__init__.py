@@ -1,0 +1,1 @@
+"""Algorithms 2 to 4 of the paper, and its power control."""

@@ -24,16 +24,15 @@ from multiprocessing.connection import Connection
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from client_pipeline.runtime.ray.private_ray import private_environment
+from client_pipeline.runtime.ray.private_ray import prepare_private_ray
 
 # Before Ray is loaded.
-os.environ.update(private_environment())
+prepare_private_ray()
 
 from client_pipeline.link.address import DecoderAddress
 from client_pipeline.link.stream import DecoderStream

@@ -43,10 +43,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-# Ray starts its workers with niceness 15: beside any other load only ours would wait, not torch's processes.
-os.environ.setdefault("RAY_worker_niceness", "0")
 
 from client_pipeline.runtime.ray.private_ray import prepare_private_ray, private_ray
 

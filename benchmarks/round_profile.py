@@ -80,8 +80,7 @@ def profile(program: str, config: str | None, sets: Sequence[str], rounds: int, 
         settings = [f"num-rounds={rounds}", f"runs-dir={runs}", "evaluate-every=0", *sets]
         command = [program, "run", *(("--config", config) if config else ())]
         command += [part for setting in settings for part in ("--set", setting)]
-        # Ray starts its workers with niceness 15: beside any other load only a part of the run would wait.
-        variables = {"RAY_worker_niceness": "0", "PYTHONPATH": str(start), cpu_sampler.FOLDER: str(samples)}
+        variables = {"PYTHONPATH": str(start), cpu_sampler.FOLDER: str(samples)}
         run = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | variables
         )

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -29,8 +28,6 @@ from typing import Any
 import psutil
 
 IMPORT = "import torch, transformers; transformers.AutoModel"
-# Ray starts its workers with niceness 15: beside any other load only a part of the run would wait.
-ENVIRONMENT = {"RAY_worker_niceness": "0"} | os.environ
 POLL_S = 0.03
 PATIENCE_S = 900.0
 PROCESSES = {
@@ -57,9 +54,7 @@ class WatchedRun:
         self.ends: dict[str, float] = {}
         self._cpu: dict[int, float] = {}
         self._start = time.monotonic()
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT
-        )
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         root = psutil.Process(process.pid)
         while process.poll() is None and time.monotonic() < self._start + PATIENCE_S:
             if ROUND not in self.ends:

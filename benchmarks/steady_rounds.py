@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -32,8 +31,6 @@ POLL_S = 0.02
 ROUNDS = "[0-9]*/rounds.jsonl"
 """Log of a run, in the folder of the runs, where ``latest`` leads to the same file."""
 PATIENCE_S = 1800.0
-# Ray starts its workers with niceness 15: beside any other load only a part of the run would wait.
-ENVIRONMENT = {"RAY_worker_niceness": "0"} | os.environ
 CENTRAL = Path(__file__).with_name("central.py")
 PROCESSES = {
     "flwr-simulation": "server app",
@@ -60,9 +57,7 @@ class TimedRounds:
         self.ends: list[float] = []
         self.cpu: list[dict[str, float]] = []
         """By process, at the end of each round [s]."""
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT
-        )
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         root, begun = psutil.Process(process.pid), time.monotonic()
         while process.poll() is None and time.monotonic() < begun + PATIENCE_S:
             done = sum(file.read_bytes().count(b"\n") for file in folder.glob(ROUNDS))

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
-from steady_rounds import ENVIRONMENT, PATIENCE_S, POLL_S, ROUNDS
+from steady_rounds import PATIENCE_S, POLL_S, ROUNDS
 
 COLLAPIPE = (sys.executable, "-m", "flower_app.cli")
 TOKEN = "the token of a benchmark"
@@ -81,7 +81,7 @@ def measure(config: str | None, sets: Sequence[str], rounds: int, block: int, fo
     command += [part for text in settings for part in ("--set", text)]
     log = folder / "log"
     with log.open("w") as file:
-        run = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=ENVIRONMENT)
+        run = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
     watch = None
     try:
         deadline = time.monotonic() + PATIENCE_S

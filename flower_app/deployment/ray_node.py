@@ -13,8 +13,7 @@ from pathlib import Path
 
 from client_pipeline.link.hosts import is_loopback, split_address
 from client_pipeline.runtime.ray.placement import NODE_CPUS
-from client_pipeline.runtime.ray.private_ray import prepare_private_ray, without_secrets
-from client_pipeline.runtime.stage.memory import ONE_HEAP
+from client_pipeline.runtime.ray.private_ray import RAY_SETTINGS, prepare_private_ray, without_secrets
 from client_pipeline.runtime.transport.node_tls import NodeTls
 from client_pipeline.system.devices import device_resource
 from flower_app.deployment.credentials import DeviceFiles
@@ -167,7 +166,7 @@ def run_node(
 def ray_environment(environment: Mapping[str, str], token: Path, tls: NodeTls | None = None) -> dict[str, str]:
     """Add the secret of the cluster's Ray, and the certificate that encrypts its connections."""
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token.resolve())}
-    return {**ONE_HEAP, **without_secrets(environment), **secret, **(tls.environment() if tls else {})}
+    return {**RAY_SETTINGS, **without_secrets(environment), **secret, **(tls.environment() if tls else {})}
 
 
 @contextlib.contextmanager

@@ -22,8 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from client_pipeline.runtime.ray.private_ray import private_environment, without_secrets
-from client_pipeline.runtime.stage.memory import ONE_HEAP
+from client_pipeline.runtime.ray.private_ray import RAY_SETTINGS, private_environment, without_secrets
 from flower_app.launch.inherited_environment import past_proxies, usable_environment, without_proxies
 from flower_app.launch.launcher import LaunchOrder
 from flower_app.launch.processes import MARK, RunProcesses
@@ -111,16 +110,14 @@ def launch_environment(home: Path, ray_folder: Path, inherited: Mapping[str, str
         processes of the run are found by it
     inherited : the environment to start from; ``os.environ`` if None
     """
-    environment = flower_environment(home, inherited)
-    return (
-        environment
-        | private_environment()
-        # The parts of a run wait for each other: a low priority of one slows them all.
-        | {"RAY_TMPDIR": str(ray_folder), "RAY_worker_niceness": environment.get("RAY_worker_niceness", "0")}
-        | {name: environment.get(name, value) for name, value in ONE_HEAP.items()}
-        | _TASK_POLL
-        | {MARK: str(ray_folder)}
-    )
+    return {
+        **RAY_SETTINGS,
+        **flower_environment(home, inherited),
+        **private_environment(),
+        "RAY_TMPDIR": str(ray_folder),
+        **_TASK_POLL,
+        MARK: str(ray_folder),
+    }
 
 
 def flower_environment(home: Path, inherited: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -144,10 +141,6 @@ def flower_environment(home: Path, inherited: Mapping[str, str] | None = None) -
         "FLWR_TELEMETRY_ENABLED": "0",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Workers that Ray starts in advance take processor time from those needed.
-        "RAY_prestart_worker_first_driver": "0",
-        # Actors ask Ray for no accelerator, so Ray would hide the one that runtime.accelerator names.
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
     if os.path.expanduser("~") == "~":
         # Libraries need a home, and this user has none.

@@ -26,14 +26,16 @@ ATTEMPTS = 3
 NODE_IS_LATE = "node timed out during startup"
 """Part of Ray's message then."""
 _SETTINGS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", _LOOPBACK, *TLS_VARIABLES)
-_USUAL = {
+RAY_SETTINGS = {
     **ONE_HEAP,
+    # The parts of a run wait for each other: with Ray's own niceness of 15 a busy program beside them slows them all.
+    "RAY_worker_niceness": "0",
     # No worker starts before it is needed.
     "RAY_prestart_worker_first_driver": "0",
     # Ray leaves the variables of accelerators alone, as it will in its next releases.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""Settings that the environment may change."""
+"""Settings of each Ray that this project starts; the environment may change them."""
 _LONGEST_SOCKET = f"session_2000-12-31_23-59-59_999999_{2**22}/sockets/plasma_store"
 """Longest path of a socket that Ray makes in its folder: of a process with the largest id that Linux gives."""
 _MOST_BYTES = 107 if sys.platform == "linux" else 103
@@ -76,7 +78,7 @@ def prepare_private_ray() -> None:
     for name in _SETTINGS:
         os.environ.pop(name, None)
     os.environ.update(private_environment())
-    for name, value in _USUAL.items():
+    for name, value in RAY_SETTINGS.items():
         os.environ.setdefault(name, value)
 
 

@@ -11,6 +11,7 @@ import ray
 
 from client_pipeline.runtime.ray.private_ray import (
     RAY_INTERNALS,
+    RAY_SETTINGS,
     TOKEN_BYTES,
     folder_with_room,
     prepare_private_ray,
@@ -62,6 +63,13 @@ def test_a_process_is_prepared_without_the_settings_of_another_ray(monkeypatch):
     assert (os.environ["RAY_AUTH_MODE"], os.environ["PATH"]) == ("token", "/bin")
 
 
+def test_the_environment_may_change_the_settings_of_ray(monkeypatch):
+    monkeypatch.setattr(os, "environ", {"RAY_worker_niceness": "5"})
+    monkeypatch.delitem(sys.modules, "ray")
+    prepare_private_ray()
+    assert {name: os.environ[name] for name in RAY_SETTINGS} == RAY_SETTINGS | {"RAY_worker_niceness": "5"}
+
+
 def test_a_process_that_imported_ray_before_it_had_a_secret_starts_none(monkeypatch):
     monkeypatch.delenv("RAY_AUTH_MODE")
     assert ray is not None
@@ -89,6 +97,7 @@ with private_ray(num_cpus=3, namespace="n"):
     print(ray.cluster_resources()["CPU"], ray.get_runtime_context().namespace)
     print(ray.get_runtime_context().gcs_address)
     print(ray.get(ray.remote(lambda: os.environ["RAY_AUTH_TOKEN"]).remote()) == os.environ["RAY_AUTH_TOKEN"])
+    print(ray.get(ray.remote(lambda: os.nice(0)).remote()) - os.nice(0))
 print(ray.is_initialized())
 """
 
@@ -99,5 +108,6 @@ def test_a_program_starts_one_ray_on_the_loopback_and_ends_it(tmp_path):
     environment |= {"RAY_ADDRESS": "10.1.2.3:6379", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "of another Ray")}
     done = subprocess.run([sys.executable, "-c", STARTED], env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    size, address, has_secret, is_left = done.stdout.split("\n")[:4]
+    size, address, has_secret, niceness, is_left = done.stdout.split("\n")[:5]
     assert size == "3.0 n" and address.startswith("127.0.0.1:") and has_secret == "True" and is_left == "False"
+    assert niceness == "0"

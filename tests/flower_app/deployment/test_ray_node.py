@@ -37,6 +37,7 @@ def test_a_head_takes_nobody_without_its_secret_and_says_its_versions_to_who_has
     temp = Path(short_folder()) / f"collapipe-node-{os.getpid()}"
     node = RayNode(host=HOST, first_port=free_block(), object_store_mb=80, temp=temp)
     environment = ray_environment(flower_environment(temp / "flower"), token)
+    assert environment["RAY_worker_niceness"] == "0"
     log = tmp_path / "head.log"
     try:
         with running(node.command(), environment, log, lambda: "Ray runtime started" in log.read_text()):

@@ -203,6 +203,9 @@ def test_the_environment_of_a_launch_is_its_own():
     assert (first["FLWR_HOME"], first["RAY_TMPDIR"], first["HOME"]) == ("/home", "/ray", "/h")
     assert first["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
     assert first[MARK] != second[MARK]
+    assert first["RAY_worker_niceness"] == "0"
+    inherited["RAY_worker_niceness"] = "5"
+    assert superlink.launch_environment(Path("/home"), Path("/ray"), inherited)["RAY_worker_niceness"] == "5"
 
 
 @pytest.mark.parametrize(

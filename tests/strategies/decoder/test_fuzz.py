@@ -365,7 +365,6 @@ def test_nothing_is_learned_from_frames_that_are_no_step(running):
 
 
 @pytest.mark.slow
-@pytest.mark.promise
 def test_hostile_streams_take_no_memory_and_change_nothing():
     """Shapes, types, values, fields, offsets, order, tokens, under RLIMIT_AS; answers of a hostile server, too."""
     command = [sys.executable, str(ROOT / "benchmarks" / "fuzz.py"), "--number", "20000", "--json"]

@@ -160,26 +160,26 @@ class Engine:
     # The engine's own thread.
 
     def _loop(self) -> None:
-        with torch.no_grad():
-            while True:
-                try:
-                    event = self._events.get(timeout=_PATIENCE_S if self._waiting() else None)
-                except queue.Empty:
-                    event = self._nothing
-                if event is None:
-                    self._has_ended.set()
-                    self._fail(list(self._requests.values()), RuntimeError(self._reason))
-                    # What came behind the end.
-                    while not self._events.empty():
-                        if (late := self._events.get()) is not None:
-                            late()
-                    self._fail(list(self._requests.values()), RuntimeError(self._reason))
-                    return
-                event()
-                self._start_steps()
+        try:
+            with torch.no_grad():
+                while (event := self._next_event()) is not None:
+                    event()
+                    self._start_steps()
+        except Exception as error:  # noqa: BLE001 (whatever it is: no request may wait for an engine that has ended)
+            self._reason, self._is_closed = f"the engine failed: {error!r}", True
+        self._has_ended.set()
+        self._fail(list(self._requests.values()), RuntimeError(self._reason))
+        # What came behind the end.
+        while not self._events.empty():
+            if (late := self._events.get()) is not None:
+                late()
+        self._fail(list(self._requests.values()), RuntimeError(self._reason))
 
-    def _nothing(self) -> None:
-        pass
+    def _next_event(self) -> Callable[[], None] | None:
+        try:
+            return self._events.get(timeout=_PATIENCE_S if self._waiting() else None)
+        except queue.Empty:
+            return lambda: None
 
     def _waiting(self) -> list[_Request]:
         return [request for request in self._requests.values() if request.answer and not request.is_running]
@@ -207,7 +207,10 @@ class Engine:
             return
         del self._requests[name]
         self._kept.drop([name])
-        self._stages.drop([name])
+        try:
+            self._stages.drop([name])
+        except Exception as error:  # noqa: BLE001 (devices that are gone keep nothing; the other requests go on)
+            self._say(f"a request's keys and values could not be dropped ({error!r})")
 
     def _start_steps(self) -> None:
         """Start what can be started: at most a step for each device."""

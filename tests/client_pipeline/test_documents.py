@@ -40,7 +40,7 @@ def mistake(read):
 
     thread = threading.Thread(target=attempt, daemon=True)
     thread.start()
-    thread.join(10.0)
+    thread.join(120)
     return said[0] if said else "no end"
 
 

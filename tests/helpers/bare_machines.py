@@ -1,10 +1,10 @@
 """Test machines on which commands are typed one by one, and a small training for them."""
 
 import re
-import time
 
 from helpers.deployed_stack import COLLAPIPE, ENVIRONMENT, PATIENCE_S, SCENARIO, last_words
 from helpers.hosts import Loopback
+from helpers.patience import eventually
 
 ONE_CLUSTER = SCENARIO.format(clusters=1, devices=2, flop_per_cycle="[20.0, 14.0]")
 CONFIG = """
@@ -61,12 +61,14 @@ class Machines:
         return self.log(name).read_text(errors="replace")
 
     def wait_for(self, name, pattern, since=0):
-        deadline = time.monotonic() + PATIENCE_S
-        while not (found := re.search(pattern, self.words(name)[since:])):
-            assert self.programs[name].poll() is None, f"{name} ended: {self.said()}"
-            assert time.monotonic() < deadline, f"{name}: no {pattern!r} in: {self.words(name)[-3000:]}"
-            time.sleep(0.1)
-        return found
+        def match():
+            match = re.search(pattern, self.words(name)[since:])
+            assert match or self.programs[name].poll() is None, f"{name} ended: {self.said()}"
+            return match
+
+        return eventually(
+            match, PATIENCE_S, lambda: f"{name}: no {pattern!r} in: {self.words(name)[-3000:]}", poll_s=0.1
+        )
 
     def said(self):
         return last_words(self.folder)

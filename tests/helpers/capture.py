@@ -4,8 +4,8 @@ import contextlib
 import signal
 import subprocess
 import sys
-import time
 
+from helpers.patience import eventually
 from helpers.signals import default_signals
 
 _PROGRAM = """
@@ -38,14 +38,12 @@ def recorded(hosts, names, folder):
             command = [sys.executable, "-c", _PROGRAM, interface, str(file)]
             # The bridge's own namespace sees both directions of each cable.
             programs.append(subprocess.Popen(hosts.command("net", *command), preexec_fn=default_signals))
-        deadline = time.monotonic() + 60
-        while not all(file.exists() for file in files) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        eventually(lambda: all(file.exists() for file in files))
         yield files
     finally:
         for program in programs:
             program.send_signal(signal.SIGTERM)
-            program.wait(30)
+            program.wait(120)
 
 
 def found_in(files, patterns):

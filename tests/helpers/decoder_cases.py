@@ -102,7 +102,7 @@ def all_at_once(*functions):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
         assert not thread.is_alive(), "a cluster hangs"
     return results
 

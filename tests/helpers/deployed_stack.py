@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -14,6 +13,7 @@ from client_pipeline.link.hosts import is_loopback
 from flower_app.deployment.edge_server import SUPERLINK_PORT
 from flower_app.deployment.ray_node import FIRST_PORT
 from helpers.joining import edge_folder, joined_by_files
+from helpers.patience import eventually
 
 NUM_DEVICES = (3, 2)
 """Number of devices of each cluster."""
@@ -181,11 +181,16 @@ class Stack:
         self.up(f"d{cluster}{device}", "join")
 
     def wait_for(self, name, words, since=0):
-        deadline = time.monotonic() + PATIENCE_S
-        while words not in (said := self.log(name).read_text(errors="replace")[since:]):
+        def said():
+            return self.log(name).read_text(errors="replace")[since:]
+
+        def is_said():
+            if words in said():
+                return True
             assert self.boxes[name].poll() is None, f"{name} ended: {self.said()}"
-            assert time.monotonic() < deadline, f"{name}: no {words!r} in: {said[-3000:]}"
-            time.sleep(0.1)
+            return False
+
+        eventually(is_said, PATIENCE_S, lambda: f"{name}: no {words!r} in: {said()[-3000:]}", poll_s=0.1)
 
     def said(self):
         return last_words(self.folder)
@@ -206,11 +211,12 @@ class Stack:
         before = set(runs.glob("*"))
         command = self.run_command("--config", config, *with_sets(sets))
         run = self.hosts.start("server", *command, log=self.log("run"), cwd=self.folder)
-        deadline = time.monotonic() + PATIENCE_S
-        while not (new := [path for path in runs.glob("*") if path not in before and not path.is_symlink()]):
-            assert run.poll() is None and time.monotonic() < deadline, self.log("run").read_text()
-            time.sleep(0.1)
-        return run, new[0]
+
+        def new():
+            assert run.poll() is None, self.log("run").read_text()
+            return [path for path in runs.glob("*") if path not in before and not path.is_symlink()]
+
+        return run, eventually(new, PATIENCE_S, self.log("run").read_text, poll_s=0.1)[0]
 
 
 def with_sets(sets):

@@ -38,7 +38,7 @@ def namespaces_missing():
 
 
 def _try(*command):
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     return "" if done.returncode == 0 else f"{' '.join(command)}: {done.stderr.strip()}"
 
 

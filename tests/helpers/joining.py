@@ -6,7 +6,6 @@ import json
 import socket
 import ssl
 import threading
-import time
 
 from client_pipeline.link.hosts import HostPort
 from flower_app.deployment.certificate_authority import read_certificate
@@ -18,6 +17,7 @@ from flower_app.joining.join_folder import JoinFolder
 from flower_app.joining.join_service import JoinService
 from flower_app.joining.joined_box import JoiningBox
 from flower_app.joining.newcomer import REQUEST, BoxFolder, Wish, join_deployment
+from helpers.patience import eventually
 
 HOST = "127.0.0.1"
 
@@ -134,11 +134,12 @@ class JoiningThread:
 
 def waiting(server, number=1):
     """Return the boxes that wait for an approval, once there are ``number``."""
-    deadline = time.monotonic() + 60
-    while len(boxes := [box for box in server.folder.boxes() if box.status == "waiting"]) < number:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return boxes
+
+    def boxes():
+        return [box for box in server.folder.boxes() if box.status == "waiting"]
+
+    eventually(lambda: len(boxes()) >= number)
+    return boxes()
 
 
 def control_units(root, number=1, host=HOST):

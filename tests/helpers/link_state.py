@@ -1,7 +1,5 @@
 """Flower's own link state, and SuperNodes of which the test says when they answer."""
 
-import time
-
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.proto.task_pb2 import Task
 from flwr.server.superlink.linkstate import LinkStateFactory
@@ -12,6 +10,7 @@ from flwr.supercore.run import Run
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
 
+from helpers.patience import eventually
 from strategies.flower_names import CLIENT_APP_RAISED_EXCEPTION
 from strategies.grid.reply_timeouts import BoundedGrid
 
@@ -47,11 +46,7 @@ class Link:
 
     def pull(self, cluster):
         """Take a node's next order, as its SuperNode does."""
-        deadline = time.monotonic() + 30.0
-        while not (orders := self.state.get_message_ins(self.nodes[cluster], 1)):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        return orders[0]
+        return eventually(lambda: self.state.get_message_ins(self.nodes[cluster], 1))[0]
 
     def answer(self, order, error="", code=CLIENT_APP_RAISED_EXCEPTION):
         reply = Message(Error(code, error) if error else RecordDict(), reply_to=order)

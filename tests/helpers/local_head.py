@@ -28,7 +28,7 @@ class LocalHead:
         self.waiting.put((micro_batch, hidden_BTD, mask_BT, targets))
 
     def receive(self):
-        i, hidden, mask, targets = self.waiting.get(timeout=60)
+        i, hidden, mask, targets = self.waiting.get(timeout=120)
         tensor, loss = self.trainer.gradient(self.step, i, hidden, mask, targets, self.weight, self.tied)
         norm = self.trainer.gradient_norm_sq(self.step.cluster) if i == self.m - 1 else None
         return Gradient(micro_batch=i, tensor=tensor, loss_sum=loss, norm_sq=norm)

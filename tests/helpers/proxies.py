@@ -94,7 +94,7 @@ class RunningProxy:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self._thread.start()
-        assert self._ready.wait(30)
+        assert self._ready.wait(120)
 
     async def _serve(self):
         def ready(port):
@@ -108,11 +108,11 @@ class RunningProxy:
 
     def close(self):
         self._loop.call_soon_threadsafe(self._task.cancel)
-        self._thread.join(30)
+        self._thread.join(120)
 
     def plain(self):
         """Connect without TLS."""
-        return socket.create_connection((HOST, self.port), timeout=30)
+        return socket.create_connection((HOST, self.port), timeout=120)
 
     def peer(self):
         """Connect under TLS."""

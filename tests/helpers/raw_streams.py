@@ -1,7 +1,5 @@
 """Streams to the decoder's service without the client's own code."""
 
-import time
-
 import grpc
 
 from client_pipeline.link.address import METHOD, SERVICE
@@ -12,7 +10,7 @@ def call(address, *frames, **options):
     """Send frames on a stream of one's own; returns status and details."""
     with grpc.insecure_channel(address.target) as channel:
         try:
-            list(channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(frames), timeout=20, **options))
+            list(channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(frames), timeout=120, **options))
         except grpc.RpcError as error:
             return error.code(), error.details()
     return grpc.StatusCode.OK, ""
@@ -27,11 +25,3 @@ def hello(address, **change):
         **change,
     }
     return encode({"kind": "hello", **header})
-
-
-def until(condition):
-    """Wait for what other threads bring about."""
-    deadline = time.monotonic() + 20
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert condition()

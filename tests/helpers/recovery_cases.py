@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 
 import torch
 
@@ -165,11 +164,3 @@ def within(seconds, function, *args):
     if error is not None:
         raise error
     return result
-
-
-def until(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it never became true"
-        time.sleep(0.1)
-    return found

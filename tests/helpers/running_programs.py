@@ -5,10 +5,10 @@ import itertools
 import os
 import socket
 import subprocess
-import time
 
 from flower_app.deployment.programs import listens
 from flower_app.launch.processes import MARK, RunProcesses
+from helpers.patience import eventually
 
 HOST = "127.0.0.1"
 START_S = 180
@@ -45,11 +45,13 @@ def running(command, environment, log, answers):
     with log.open("wb") as file:
         child = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
     try:
-        deadline = time.monotonic() + START_S
-        while not answers():
-            assert child.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
-            time.sleep(0.3)
+
+        def answers_or_ended():
+            assert child.poll() is None, log.read_text()[-3000:]
+            return answers()
+
+        eventually(answers_or_ended, START_S, lambda: log.read_text()[-3000:], poll_s=0.3)
         yield
     finally:
         RunProcesses(environment[MARK]).end()
-        child.wait(30)
+        child.wait(120)

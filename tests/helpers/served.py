@@ -77,4 +77,4 @@ def open_model(run_dir, num_devices=0, most_tokens=0, task=None):
             yield served, f"http://127.0.0.1:{at.getsockname()[1]}"
         finally:
             server.should_exit = True
-            thread.join(30)
+            thread.join(120)

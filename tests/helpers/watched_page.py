@@ -34,7 +34,7 @@ class AskedPage:
 
     def get(self, path):
         request = urllib.request.Request(f"{self.address}/{path}", headers={"authorization": f"Bearer {self.token}"})
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             return json.load(answer)
 
     def now(self):

@@ -47,7 +47,7 @@ def round_of(tamper, spool=None, start=START):
     grid = WireGrid(tamper, start)
     recording = RecordingGrid(SinglePulls(grid, spool), grid.clusters, spool=spool)
     server = make_stock("FedAvg", {}, NUM_CLUSTERS)
-    result = server.start(recording, initial_arrays=to_arrays(start), num_rounds=1, timeout=30)
+    result = server.start(recording, initial_arrays=to_arrays(start), num_rounds=1, timeout=120)
     return to_tensors(result.arrays), recording.last_round
 
 

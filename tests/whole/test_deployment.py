@@ -18,6 +18,7 @@ from flower_app.tasks.generated import generator
 from flower_app.tasks.tokenizer import train_tokenizer
 from helpers.deployed_stack import CONFIG, NAMES, NUM_DEVICES, PATIENCE_S, Stack, write_text
 from helpers.hosts import Loopback, Namespaces, namespaces_missing
+from helpers.patience import eventually
 from helpers.tiny_models import library_config
 
 pytestmark = pytest.mark.slow
@@ -264,10 +265,11 @@ def check_places(stack):
 
 
 def wait_for_rounds(stack, run, run_dir, enough):
-    deadline = time.monotonic() + PATIENCE_S
-    while not ((run_dir / "rounds.jsonl").is_file() and enough(rounds_of(run_dir))):
-        assert run.poll() is None and time.monotonic() < deadline, stack.said()
-        time.sleep(0.05)
+    def has_enough():
+        assert run.poll() is None, stack.said()
+        return (run_dir / "rounds.jsonl").is_file() and enough(rounds_of(run_dir))
+
+    eventually(has_enough, PATIENCE_S, stack.said)
 
 
 def rejoin(stack, cluster, device, since):

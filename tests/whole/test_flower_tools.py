@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from flower_app.launch.launcher import LaunchOrder
 from flower_app.launch.simulation import SimulationLauncher
 from flower_app.runs.run_directory import read_summary
 from helpers.command_line import TINY, sets
+from helpers.patience import eventually
 from helpers.repository import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -35,11 +35,13 @@ def test_a_run_is_listed_shown_and_stopped_by_flowers_commands(tmp_path):
     command = [sys.executable, "-m", "flower_app.cli", "run", *sets(num_rounds=500, scenario="two-clusters")]
     run = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
-        run_dir, deadline = tmp_path / "runs" / "latest", time.monotonic() + 900
-        while not (run_dir / "checkpoint" / "round-000001").exists():
+        run_dir = tmp_path / "runs" / "latest"
+
+        def has_a_round():
             assert run.poll() is None, run.stderr.read()[-3000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+            return (run_dir / "checkpoint" / "round-000001").exists()
+
+        eventually(has_a_round, 900)
         # As docs/flower.md has it.
         home = run_dir / "flower" / "home"
         listed = json.loads(re.search(r"^\{.*", flwr(home, "list", "own", "--format", "json"), re.S | re.M)[0])

@@ -25,7 +25,7 @@ import ssl, sys, urllib.request
 address, token_file, authority = sys.argv[1:]
 request = urllib.request.Request(address, headers={"Authorization": f"Bearer {open(token_file).read().strip()}"})
 context = ssl.create_default_context(cafile=authority) if address.startswith("https:") else None
-print(urllib.request.urlopen(request, timeout=10, context=context).read().decode(), end="")
+print(urllib.request.urlopen(request, timeout=120, context=context).read().decode(), end="")
 """
 
 

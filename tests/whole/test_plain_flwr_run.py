@@ -115,7 +115,7 @@ def end_superlink(port):
             for member in family:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     member.terminate()
-            _, alive = psutil.wait_procs(family, timeout=10)
+            _, alive = psutil.wait_procs(family, timeout=120)
             for member in alive:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     member.kill()

@@ -22,6 +22,7 @@ from client_pipeline.runtime.control_unit.round_order import RoundOrder
 from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
 from helpers.command_line import collapipe, collapipe_here, rounds, sets
 from helpers.federated_rounds import control_units
+from helpers.patience import eventually
 from helpers.tiny_models import tiny_batch, tiny_spec
 
 SCENARIO = """
@@ -53,11 +54,12 @@ def options(folder, **more):
 def kill_in_round(run, folder, committed):
     """Kill the process of the server app with SIGKILL, soon after a round was committed."""
     checkpoint = folder / "runs" / "latest" / "checkpoint" / f"round-{committed:06d}"
-    deadline = time.monotonic() + 200
-    while not checkpoint.exists():
+
+    def is_committed():
         assert run.poll() is None, run.stderr.read()[-2000:]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+        return checkpoint.exists()
+
+    eventually(is_committed, 400)
     time.sleep(0.15)
     servers = [
         p for p in psutil.Process(run.pid).children(recursive=True) if "flwr-simulation" in " ".join(p.cmdline())

@@ -6,7 +6,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ from helpers.chat_cases import save_chat_model
 from helpers.deployed_stack import COLLAPIPE, ENVIRONMENT, PATIENCE_S
 from helpers.hosts import Namespaces, namespaces_missing
 from helpers.joining import edge_folder, joined_by_files
+from helpers.patience import eventually
 
 pytestmark = [
     pytest.mark.slow,
@@ -113,19 +113,12 @@ class Door:
         body = {"model": self.model, "prompt": PROMPTS * 5, "max_tokens": 80, "stop": ["nothing ends it"]}
         command = self.command("completions", body | {"stream": True})
         reader = self.machines.hosts.start("cu", *command, log=log)
-        until(lambda: log.read_text().count("data: ") > 5, log)
+        eventually(lambda: log.read_text().count("data: ") > 5, PATIENCE_S, lambda: log.read_text()[-2000:])
         return reader, log
 
     def opens(self, since):
         """Wait until the door is open again; ``since``: what its box had said before."""
         self.machines.wait_for("cu", "the door of cluster 0 is open", since)
-
-
-def until(condition, log):
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, log.read_text()[-2000:]
-        time.sleep(0.1)
 
 
 def join(machines, certs):

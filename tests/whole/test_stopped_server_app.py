@@ -14,6 +14,7 @@ from flower_app.runs.run_lock import server_process
 from helpers.deployed_stack import PATIENCE_S
 from helpers.hosts import Loopback
 from helpers.lost_machines import lone_stack
+from helpers.patience import eventually
 from strategies.decoder.config import DecoderConfig
 
 pytestmark = pytest.mark.slow
@@ -30,10 +31,7 @@ class Server:
         return server_process(self.run_dir)
 
     def until(self, enough):
-        deadline = time.monotonic() + PATIENCE_S
-        while not enough():
-            assert time.monotonic() < deadline, self.stack.said()
-            time.sleep(0.1)
+        eventually(enough, PATIENCE_S, self.stack.said, poll_s=0.1)
 
     def until_more_rounds(self, count):
         """Wait until it has finished more rounds than now."""

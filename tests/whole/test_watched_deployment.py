@@ -12,6 +12,7 @@ from flower_app.launch.superlink import flower_environment
 from helpers.deployed_stack import COLLAPIPE, PATIENCE_S
 from helpers.hosts import Namespaces, namespaces_missing
 from helpers.lost_machines import lone_stack
+from helpers.patience import eventually
 from helpers.run_history import History
 from helpers.running_programs import running
 from helpers.watched_page import BROWSER, VISIBLE_S, AskedPage, ShownPage, chromium, seconds_until
@@ -79,10 +80,7 @@ def test_a_kill_a_freeze_and_a_cut_of_machines_are_on_the_page_within_two_second
         def actor_in_a_round():
             """The process that a device runs in."""
             in_a_round(0, 1)
-            deadline = time.monotonic() + 30
-            while not (actors := hosts.actors("d01")):
-                assert time.monotonic() < deadline, hosts.processes("d01")
-            return actors[0]
+            return eventually(lambda: hosts.actors("d01"), words=lambda: hosts.processes("d01"))[0]
 
         def seen_s(*words):
             return seconds_until(page.now, lambda text: all(part in text for part in words), patience_s=30)

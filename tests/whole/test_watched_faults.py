@@ -10,6 +10,7 @@ import time
 import pytest
 
 from helpers.command_line import sets
+from helpers.patience import eventually, patient
 from helpers.signals import default_signals
 from helpers.watched_page import AskedPage
 
@@ -67,14 +68,17 @@ def test_a_kill_a_freeze_and_a_cut_are_on_the_page_as_they_happen(tmp_path):
         )
     seen = {}
     try:
-        deadline = time.monotonic() + PATIENCE_S
-        while not (told := re.search(r"watch: (\S+)", log.read_text())):
-            assert run.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)
-        page = AskedPage(told.group(1))
+
+        def address():
+            match = re.search(r"watch: (\S+)", log.read_text())
+            assert match or run.poll() is None, log.read_text()
+            return match
+
+        page = AskedPage(eventually(address, PATIENCE_S, log.read_text, poll_s=0.1)[1])
         page.get("state?after=0&log=0")
         (run_dir,) = (path for path in (tmp_path / "runs").iterdir() if not path.is_symlink())
         # Until each kind was shown once: the rest of the rounds would say the same.
+        deadline = time.monotonic() + patient(PATIENCE_S)
         while run.poll() is None and time.monotonic() < deadline:
             try:
                 present = page.get("state?after=0&log=0")

@@ -46,7 +46,7 @@ def server_that_says(*script):
     try:
         yield DecoderAddress(target=f"127.0.0.1:{port}", token="t", round=1, cluster=0, step_timeout_s=5.0)
     finally:
-        server.stop(0).wait(5)
+        server.stop(0).wait(120)
 
 
 def train(address, steps=1, codec=NONE):

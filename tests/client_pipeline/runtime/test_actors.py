@@ -13,6 +13,7 @@ from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.control_unit.actors import ControlUnitError, start_control_unit, train_round
 from client_pipeline.runtime.control_unit.control_unit import ControlUnit
 from helpers.actor_cases import order, setup_of
+from helpers.patience import eventually
 from helpers.shared_actors import shared_but
 from helpers.tiny_models import CLASSIC, tiny_batch
 
@@ -56,10 +57,7 @@ def test_a_control_unit_in_a_round_refuses_a_second_run(monkeypatch, local_ray, 
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(train_round, "actors-6", 0, order(), 240)
         try:
-            deadline = time.monotonic() + 120
-            while not (tmp_path / "in-a-round").exists():
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            eventually((tmp_path / "in-a-round").exists)
             with pytest.raises(ValueError, match="cluster 0: its control unit has been in a round of another run, "):
                 start_control_unit(setup_of("actors-7"))
         finally:

@@ -32,7 +32,7 @@ class Members:
         self.made = []
 
     def __call__(self, address, rank):
-        assert rank == 0 and self.may_join.wait(30.0)
+        assert rank == 0 and self.may_join.wait(120)
         if self.error:
             raise self.error
         self.made.append(Member())
@@ -116,7 +116,7 @@ def test_a_device_that_is_gone_is_named_and_who_joins_too_late_leaves(group):
         within(30.0, made.join, (2, 0), 50.0)
     assert error.value.kind == KILLED and made.transport is None
     members.may_join.set()
-    assert within(30.0, until_made, members).closed.wait(30.0)
+    assert within(30.0, until_made, members).closed.wait(120)
 
 
 def until_made(members):

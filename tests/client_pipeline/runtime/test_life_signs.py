@@ -6,6 +6,7 @@ import pytest
 
 from client_pipeline.runtime.devices import life_signs
 from client_pipeline.runtime.devices.life_signs import LifeSigns
+from helpers.patience import eventually
 from helpers.thread_ray import run_in_threads
 
 QUICK_S = 0.15
@@ -28,11 +29,7 @@ def devices(monkeypatch):
 
 
 def looked_for(signs, holds):
-    deadline = time.monotonic() + 60
-    while not holds(seen := signs.look()):
-        assert time.monotonic() < deadline, seen
-        time.sleep(0.02)
-    return seen
+    return eventually(lambda: seen if holds(seen := signs.look()) else None, words=signs.look)
 
 
 def test_devices_that_answer_are_not_told_of(devices):
@@ -64,10 +61,7 @@ def test_devices_are_asked_while_a_round_goes_on_alone(devices):
     for _ in range(2):
         told.clear()
         with signs:
-            deadline = time.monotonic() + 60
-            while not any(told):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            eventually(lambda: any(told))
         number = len(told)
         time.sleep(0.1)
         assert len(told) == number and told[-1][0].device == 0

@@ -16,7 +16,7 @@ from client_pipeline.runtime.devices.shared_actor import (
 )
 from client_pipeline.runtime.ray.unused_actors import LIVENESS
 
-SOON_S = 10.0
+SOON_S = 120.0
 
 
 class Member:

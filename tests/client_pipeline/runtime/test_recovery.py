@@ -8,6 +8,7 @@ from client_pipeline.families.families import build_parts
 from client_pipeline.runtime.control_unit.round_order import RoundOrder, RoundResult
 from client_pipeline.runtime.stage.decoder_update import HeadTrainer
 from helpers.decoder_cases import all_at_once
+from helpers.patience import eventually
 from helpers.recovery_cases import (
     ADAMW,
     LOCAL_STEPS,
@@ -23,7 +24,6 @@ from helpers.recovery_cases import (
     once,
     stop,
     train,
-    until,
     within,
 )
 from helpers.shared_actors import shared_but
@@ -57,7 +57,7 @@ def undisturbed(units):
 def wait_until_back(ray, unit):
     """A process takes seconds to start; the round that comes must find it."""
     signs = [lost.sign for lost in unit.pipeline.pool._lost.values()]
-    until(lambda: len(ray.wait(signs, num_returns=len(signs), timeout=0)[0]) == len(signs))
+    eventually(lambda: len(ray.wait(signs, num_returns=len(signs), timeout=0)[0]) == len(signs))
 
 
 def round_behind_the_stream(units, own_processes, disturb):

@@ -147,7 +147,7 @@ class TimedWire:
 
     def receive(self, shape, peer, direction, micro_batch):
         def wait():
-            sent = self._boxes[peer, self.rank, direction, micro_batch].get(timeout=30)
+            sent = self._boxes[peer, self.rank, direction, micro_batch].get(timeout=120)
             self._clock.now = max(self._clock.now, sent)
             return direction, micro_batch
 
@@ -183,14 +183,14 @@ def test_paced_stages_take_what_the_event_simulator_says(schedule, monkeypatch):
 
         def answer(boxes=boxes, size=num_stages + 1, m=m):
             for i in range(m):
-                boxes[0, size - 1, BACKWARD, i].put(boxes[size - 1, 0, FORWARD, i].get(timeout=30))
+                boxes[0, size - 1, BACKWARD, i].put(boxes[size - 1, 0, FORWARD, i].get(timeout=120))
 
         threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(1, num_stages + 1)]
         threads.append(threading.Thread(target=answer, daemon=True))
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(120)
         assert max(last.values()) == pytest.approx(simulate_pipeline(schedule, *times).makespan, rel=1e-9)
 
 

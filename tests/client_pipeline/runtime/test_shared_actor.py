@@ -19,7 +19,7 @@ from client_pipeline.runtime.ray.unused_actors import LIVENESS
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 IDLE_S = 600.0
-WAIT_S = 60.0
+WAIT_S = 120.0
 closed = []
 
 

@@ -68,7 +68,7 @@ def test_one_that_is_in_the_way_of_another_is_kept_aside():
     assert aside.dtype == torch.uint8 and aside.shape == (8,)
     mailbox.arrived(KEY, aside.copy_(BYTES))
     mailbox.arrived(other, BYTES.flip(0))
-    waiting.join(20)
+    waiting.join(120)
     assert torch.equal(taken[0].view(torch.uint8), BYTES.flip(0))
     assert torch.equal(mailbox.take(KEY, mailbox.post(KEY, buffer())).view(torch.uint8), BYTES)
 

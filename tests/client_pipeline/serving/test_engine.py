@@ -199,6 +199,21 @@ def test_requests_hear_that_too_few_devices_are_left():
     engine = Engine(parts.embedding, parts.head, Unrestored(parts, failures=(3,)))
     with pytest.raises(RuntimeError, match="too few devices"):
         written_together(engine, parts, [(1, 5, 1), (1, 9, 1)])
+    # The engine's thread had ended with the devices' own error, and whoever asked later waited for ever.
+    late = engine.ask("late", torch.ones(1, 3, dtype=torch.long), torch.ones(1, 3))
+    assert late.result(60).shape[:2] == (1, 1)
+    engine.close()
+
+
+def test_an_engine_that_fails_itself_ends_its_requests_and_takes_no_more():
+    parts = model("llama")
+    engine = Engine(parts.embedding, parts.head, LocalStages(parts))
+    ones = torch.ones(1, 3, dtype=torch.long)
+    engine._events.put(lambda: 1 / 0)
+    with pytest.raises(RuntimeError, match="the engine failed: ZeroDivisionError"):
+        engine.ask("one", ones, ones).result(60)
+    with pytest.raises(RuntimeError, match="the engine failed: ZeroDivisionError"):
+        engine.ask("two", ones, ones)
 
 
 def test_requests_end_with_the_engine():
@@ -210,7 +225,7 @@ def test_requests_end_with_the_engine():
     threading.Timer(0.2, held.set).start()
     engine.close()
     with pytest.raises(RuntimeError, match="closed"):
-        answer.result(10)
+        answer.result(120)
     with pytest.raises(RuntimeError, match="closed"):
         engine.ask("two", torch.ones(1, 3, dtype=torch.long), torch.ones(1, 3)).result(1)
 

@@ -31,10 +31,10 @@ def test_devices_that_nobody_asks_do_not_end_themselves(local_ray):
     try:
         step = AnswerStep(requests=("one",), num_rows=(1,), mask_RK=torch.ones(1, 3, dtype=torch.bool))
         states = parts.embedding.eval().step(torch.tensor([[1, 2, 3]]), step.mask_RK)
-        first, pid = stages.run(step, states).result(60), pipeline.pool.pids[0]
+        first, pid = stages.run(step, states).result(120), pipeline.pool.pids[0]
         stages.drop(["one"])
         time.sleep(2.5 * IDLE_S)
-        torch.testing.assert_close(stages.run(step, states).result(60), first)
+        torch.testing.assert_close(stages.run(step, states).result(120), first)
         assert pipeline.pool.silent([0]) == {} and pipeline.pool.pids[0] == pid
     finally:
         stages.close()

@@ -73,7 +73,7 @@ def test_a_bundle_that_unpacks_to_more_than_it_may_is_not_unpacked():
     child = context.Process(target=_within_half_a_gigabyte, args=(buffer.getvalue(), answers))
     child.start()
     answer = answers.get(timeout=120)
-    child.join(60)
+    child.join(120)
     assert "expected at most 67108864 bytes unpacked, found 268435456" in answer
 
 

@@ -1,10 +1,10 @@
 """Rights of a control unit at a real SuperLink, and of the server at a real SuperNode."""
 
+import functools
 import hashlib
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 from flwr.cli.build import build_fab_from_disk
@@ -20,6 +20,7 @@ from flower_app.deployment.programs import listens
 from flower_app.launch.processes import MARK, RunProcesses
 from flower_app.launch.superlink import flower_environment
 from helpers.joining import control_units
+from helpers.patience import eventually
 from helpers.running_programs import HOST, free_port
 
 pytestmark = pytest.mark.slow
@@ -47,15 +48,15 @@ class Programs:
         return path.read_text(errors="replace") if path.is_file() else ""
 
     def wait_for(self, name, words):
-        deadline = time.monotonic() + PATIENCE_S
-        while words not in self.said(name):
-            assert time.monotonic() < deadline, f"{name} did not say {words}: {self.said(name)[-3000:]}"
-            time.sleep(0.2)
+        said = functools.partial(self.said, name)
+        eventually(
+            lambda: words in said(), PATIENCE_S, lambda: f"{name} did not say {words}: {said()[-3000:]}", poll_s=0.2
+        )
 
     def close(self):
         for child, mark in self._children:
             RunProcesses(mark).end()
-            child.wait(30)
+            child.wait(120)
 
 
 class Federation:
@@ -182,10 +183,7 @@ def test_a_control_unit_runs_no_app_but_its_own_releases(federation):
     federation.programs.wait_for("cu-0", "SuperNode ID")
     answer, spoils = federation.folder / "answer", federation.folder / "spoils"
     start_run(federation, write_app(federation.folder / "app", answer, spoils))
-    deadline = time.monotonic() + PATIENCE_S
-    while not answer.exists():
-        assert time.monotonic() < deadline, federation.programs.said("server")[-3000:]
-        time.sleep(0.2)
+    eventually(answer.exists, PATIENCE_S, lambda: federation.programs.said("server")[-3000:], poll_s=0.2)
     assert not spoils.exists(), spoils.read_text()
     reason = answer.read_text()
     assert reason == "The FAB could not be verified."

@@ -92,7 +92,7 @@ class EdgeServer:
     def close(self):
         self.proxy.close()
         self.server.should_exit = True
-        self.thread.join(30)
+        self.thread.join(120)
 
 
 class SuperNode:

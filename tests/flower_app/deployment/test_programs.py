@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from flower_app.deployment.programs import wait_until_listens
 from flower_app.deployment.sole_start import sole_start
 from flower_app.launch.processes import is_alive
+from helpers.patience import eventually
 from helpers.signals import default_signals
 
 pytestmark = pytest.mark.slow
@@ -68,12 +68,9 @@ def deaf_shell():
         signal.signal(number, handler)
 
 
-def pid(tmp_path, name, timeout_s=60):
-    deadline = time.monotonic() + timeout_s
-    while not (text := (tmp_path / f"{name}.pid").read_text() if (tmp_path / f"{name}.pid").is_file() else ""):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return int(text)
+def pid(tmp_path, name):
+    file = tmp_path / f"{name}.pid"
+    return int(eventually(lambda: file.is_file() and file.read_text()))
 
 
 def said_until(child, words):
@@ -93,7 +90,7 @@ def test_a_program_that_ends_takes_the_others_with_it(box, tmp_path):
     ]
     os.kill(pid(tmp_path, "second"), signal.SIGKILL)
     said = child.stdout.read()
-    assert child.wait(60) == 1 and "error: second ended with exit code -9" in said
+    assert child.wait(120) == 1 and "error: second ended with exit code -9" in said
     assert not is_alive(pid(tmp_path, "first"))
 
 
@@ -108,7 +105,7 @@ def test_a_box_that_is_told_to_end_leaves_nobody_behind(box, tmp_path, number, d
     said_until(child, "first is up")
     ended = [pid(tmp_path, "first"), pid(tmp_path, "grandchild")]
     child.send_signal(number)
-    assert child.wait(60) == 0
+    assert child.wait(120) == 0
     assert not any(is_alive(process) for process in ended)
 
 
@@ -126,7 +123,7 @@ def test_the_next_start_ends_what_a_killed_one_left(box, tmp_path):
     with pytest.raises(ValueError, match="--state: .* which another collapipe uses"), sole_start(tmp_path, "another"):
         pass
     child.kill()
-    child.wait(60)
+    child.wait(120)
     assert all(is_alive(process) for process in left) and folder.is_dir()
     with sole_start(tmp_path, "another"):
         assert not any(is_alive(process) for process in left) and not folder.exists()
@@ -141,13 +138,13 @@ def test_a_program_that_ends_early_is_started_again_for_a_while(box, tmp_path):
     said_until(child, "late ended with exit code 0; it is started again")
     said_until(child, "late is up")
     child.send_signal(signal.SIGTERM)
-    assert child.wait(60) == 0 and not is_alive(pid(tmp_path, "late"))
+    assert child.wait(120) == 0 and not is_alive(pid(tmp_path, "late"))
 
 
 def test_a_program_that_ends_before_it_answers_is_told(box):
     child = box('given = [program("short", "raise SystemExit(3)", answers=lambda: False), program("never", "")]')
     said = child.stdout.read()
-    assert child.wait(60) == 1
+    assert child.wait(120) == 1
     assert "error: short ended with exit code 3, before short answered" in said and "never" not in said
 
 
@@ -155,7 +152,7 @@ def test_words_of_a_program_with_a_log_go_there_and_the_last_of_them_are_said_wh
     code = "print('advice\\n' * 30 + 'out of memory', flush=True)\nraise SystemExit(3)"
     child = box(f'given = [program("ray", {code!r}, answers=lambda: False, log=folder / "ray.log")]')
     said = child.stdout.read()
-    assert child.wait(60) == 1
+    assert child.wait(120) == 1
     assert f"before ray answered; its own words are in {tmp_path / 'ray.log'}:" in said
     assert said.count("advice") == 19 and said.splitlines()[-1] == "out of memory"
     assert (tmp_path / "ray.log").read_text().count("advice") == 30
@@ -164,7 +161,7 @@ def test_words_of_a_program_with_a_log_go_there_and_the_last_of_them_are_said_wh
 def test_a_program_that_does_not_answer_is_given_up(box, tmp_path):
     child = box(f'programs.READY_S = 1.0\ngiven = [program("mute", "{SLEEP}", answers=lambda: False)]')
     said = child.stdout.read()
-    assert child.wait(60) == 1 and "error: mute does not answer within 1 s" in said
+    assert child.wait(120) == 1 and "error: mute does not answer within 1 s" in said
     assert not is_alive(pid(tmp_path, "mute"))
 
 

@@ -23,7 +23,7 @@ def call_ray_client(port, token=""):
     metadata = [("authorization", f"Bearer {token}")] if token else []
     with grpc.insecure_channel(f"{HOST}:{port}") as channel:
         try:
-            channel.unary_unary("/ray.rpc.RayletDriver/PrepRuntimeEnv")(b"", timeout=60, metadata=metadata)
+            channel.unary_unary("/ray.rpc.RayletDriver/PrepRuntimeEnv")(b"", timeout=120, metadata=metadata)
         except grpc.RpcError as error:
             return error.code().name
     return "OK"

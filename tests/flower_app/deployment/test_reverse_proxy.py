@@ -14,6 +14,7 @@ from flower_app.deployment.edge_server import EdgeServer, control_address
 from flower_app.deployment.fleet_proxy import FleetProxy
 from flower_app.deployment.programs import listens
 from flower_app.deployment.reverse_proxy import HEAD_BYTES, Bounds
+from helpers.patience import eventually
 from helpers.proxies import HOST, Behind, Credentials, RunningProxy, received, status_of
 from helpers.running_programs import free_port
 
@@ -164,14 +165,6 @@ def test_a_second_request_hidden_in_a_body_is_a_body(fleet, behind):
     assert [path for _, path, _, _ in behind.requests] == [PUSH, PUSH]
 
 
-def until(condition):
-    """Wait for something that happens in other threads."""
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def is_closed(peer):
     """Wait for the other end to hang up."""
     with contextlib.suppress(ConnectionResetError):
@@ -198,10 +191,10 @@ def served(proxy):
 
 def test_slow_peers_are_ended_and_the_others_are_served_meanwhile(impatient):
     with impatient.plain() as silent:
-        until(lambda: served(impatient))
+        eventually(lambda: served(impatient))
         assert is_closed(silent)
     with impatient.peer() as mute:
-        until(lambda: served(impatient))
+        eventually(lambda: served(impatient))
         assert is_closed(mute)
     for began, what in (
         (b"POST /v1/fleet/push-object HTTP/1.1\r\n", "headers"),
@@ -215,16 +208,16 @@ def test_slow_peers_are_ended_and_the_others_are_served_meanwhile(impatient):
                     slow.sendall(b"x")
                     time.sleep(0.02)
             assert status_of(received(slow)) == 408
-        until(lambda: served(impatient))
+        eventually(lambda: served(impatient))
 
 
 def test_a_peer_that_does_not_read_its_answer_is_ended(impatient, behind):
     behind.answers[PUSH] = (200, bytes(40 * 2**20))
     with impatient.peer() as peer:
         peer.sendall(request(PUSH, "Content-Length: 0"))
-        until(lambda: impatient.proxy.num_connections == 0)
+        eventually(lambda: impatient.proxy.num_connections == 0)
     behind.answers.clear()
-    until(lambda: served(impatient))
+    eventually(lambda: served(impatient))
 
 
 def test_an_address_has_few_connections_and_the_next_ones_are_closed(fleet):
@@ -234,7 +227,7 @@ def test_an_address_has_few_connections_and_the_next_ones_are_closed(fleet):
     assert any("connections of one address" in line for line in fleet.said)
     for peer in peers:
         peer.close()
-    until(lambda: served(fleet))
+    eventually(lambda: served(fleet))
 
 
 def test_when_all_places_are_taken_the_busiest_address_loses_its_oldest(behind, credentials):
@@ -246,7 +239,7 @@ def test_when_all_places_are_taken_the_busiest_address_loses_its_oldest(behind, 
             flood.append(
                 socket.create_connection((HOST, proxy.port), 5, source_address=(f"127.0.0.{2 + number % 2}", 0))
             )
-        until(lambda: proxy.proxy.num_connections == 4)
+        eventually(lambda: proxy.proxy.num_connections == 4)
         assert proxy.status(PUSH, body=b"x") == 200
         assert any("the oldest goes" in line for line in proxy.said)
         for one in flood:
@@ -264,11 +257,11 @@ def test_bodies_on_their_way_are_bounded_for_one_address(fleet, behind):
         peers[-1].sendall(request(PUSH, f"Content-Length: {LIMIT}"))
         return fleet.status(PUSH, body=LIMIT * b"x") == 503
 
-    until(has_no_room)
+    eventually(has_no_room)
     assert len(peers) >= 3
     for peer in peers:
         peer.close()
-    until(lambda: fleet.status(PUSH, body=LIMIT * b"x") == 200)
+    eventually(lambda: fleet.status(PUSH, body=LIMIT * b"x") == 200)
 
 
 def test_requests_without_pause_are_told_to_come_back(behind, credentials):
@@ -354,18 +347,18 @@ def test_floods_of_bodies_and_of_connections_take_little_memory(behind, credenti
     with (tmp_path / "log").open("wb") as log:
         child = subprocess.Popen([*command, *files, "4096"], stderr=log)
     try:
-        until(lambda: listens(HOST, port))
+        eventually(lambda: listens(HOST, port))
         before = psutil.Process(child.pid).memory_info().rss
         peers = []
         for _ in range(20):
-            raw = socket.create_connection((HOST, port), timeout=60)
+            raw = socket.create_connection((HOST, port), timeout=120)
             peers.append(credentials.client().wrap_socket(raw, server_hostname=HOST))
             peers[-1].sendall(request(PUSH, "Content-Length: 6000000"))
         for _ in range(5):
             for peer in peers:
                 peer.sendall(million)
         # Nobody has sent the last million, and a hundred are with the program behind.
-        crowd = [socket.create_connection((HOST, port), timeout=60) for _ in range(200)]
+        crowd = [socket.create_connection((HOST, port), timeout=120) for _ in range(200)]
         assert psutil.Process(child.pid).memory_info().rss < before + 40 * 10**6
         for peer in peers:
             peer.sendall(million)
@@ -375,4 +368,4 @@ def test_floods_of_bodies_and_of_connections_take_little_memory(behind, credenti
         assert "connections of one address" in (tmp_path / "log").read_text()
     finally:
         child.kill()
-        child.wait(30)
+        child.wait(120)

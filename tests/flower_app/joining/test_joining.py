@@ -22,6 +22,7 @@ from flower_app.joining.joined_box import JoiningBox, MembershipWatch, machine_o
 from flower_app.joining.newcomer import BoxFolder, JoinRefused, join_deployment
 from flower_app.joining.registrar import approve_waiting, trusted_state
 from helpers.joining import HOST, JoiningThread, joined, joined_by_files, waiting, wish
+from helpers.patience import eventually
 
 
 def test_a_control_unit_gets_a_certificate_for_a_key_that_never_left_it(server, tmp_path):
@@ -257,9 +258,7 @@ def test_when_a_device_is_revoked_the_others_of_its_cluster_have_what_it_has_not
     revoke_box(server.folder, "device-0-0", words.append)
     assert "cu-0, device-0-1 of its cluster start again" in words[0]
     watches = [MembershipWatch(box.folder, words.append, poll_s=0.05) for box in boxes]
-    deadline = time.monotonic() + 60
-    while sum(bool(watch.reason()) for watch in watches) < 3 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    eventually(lambda: sum(bool(watch.reason()) for watch in watches) >= 3)
     for watch in watches:
         watch.stop()
     assert [watch.is_renewed for watch in watches] == [True, False, True, False]

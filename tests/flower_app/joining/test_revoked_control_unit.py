@@ -123,7 +123,7 @@ def test_a_box_that_is_refused_keeps_no_key(server, tmp_path, kind):
     thread = threading.Thread(target=join, daemon=True)
     thread.start()
     revoke_box(server.folder, waiting(server)[0].box_id)
-    thread.join(60)
+    thread.join(120)
     assert "it was refused there" in refused[0]
     assert not [path for path in state.rglob("*") if path.suffix in (".key", ".pub")]
     # The same command says the same.

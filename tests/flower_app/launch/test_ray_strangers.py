@@ -51,7 +51,7 @@ def call(port, method, token=None):
     metadata = [("authorization", f"Bearer {token}")] if token else []
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         try:
-            channel.unary_unary(method)(b"", timeout=20, metadata=metadata)
+            channel.unary_unary(method)(b"", timeout=120, metadata=metadata)
         except grpc.RpcError as error:
             return error.code().name
     return "OK"

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -18,6 +17,7 @@ from flower_app.node.taken_model import refuse_while_serving, take_model
 from flower_app.saved_model import load_model, read_model
 from flower_app.tasks.base import Prepared
 from helpers.decoder_only import small_spec
+from helpers.patience import eventually
 from strategies.clusters import ClusterState
 
 CONFIG = RunConfig()
@@ -42,10 +42,8 @@ def door_that_tells(folder, **status):
     """Stand in for the door's program: tell the same of the first order."""
 
     def answer():
-        door, deadline = DoorFolder(folder), time.monotonic() + 60
-        while not (order := door.order()):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        door = DoorFolder(folder)
+        order = eventually(door.order)
         door.tell(order["id"], **status)
 
     threading.Thread(target=answer, daemon=True).start()

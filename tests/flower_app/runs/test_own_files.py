@@ -28,7 +28,7 @@ def ended(call):
 
     thread = threading.Thread(target=attempt, daemon=True)
     thread.start()
-    thread.join(5.0)
+    thread.join(120)
     return not thread.is_alive(), errors
 
 

@@ -1,6 +1,5 @@
 """OpenAI's own client at the door of a served model; what it gets is what the exported model writes."""
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -10,6 +9,7 @@ import torch
 from transformers import GenerationConfig
 
 from client_pipeline.families.families import merged
+from helpers.patience import eventually
 from helpers.served import KEY, chat_run, open_model, spread_weights
 
 pytestmark = pytest.mark.slow
@@ -179,13 +179,10 @@ def test_who_hangs_up_frees_its_place(door):
     headers = {"Authorization": f"Bearer {KEY}"}
     body = {"model": served.name, "prompt": "the dog", "max_tokens": 200, "temperature": 1, "stream": True, "n": 16}
     for _ in range(3):
-        with httpx.stream("POST", f"{address}/v1/completions", json=body, headers=headers, timeout=60) as answer:
+        with httpx.stream("POST", f"{address}/v1/completions", json=body, headers=headers, timeout=120) as answer:
             assert answer.status_code == 200
             next(answer.iter_lines())
-    deadline = time.monotonic() + 30
-    while served._room._inside or served._engine._requests:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    eventually(lambda: not (served._room._inside or served._engine._requests))
 
 
 def test_bodies_are_bounded(door):

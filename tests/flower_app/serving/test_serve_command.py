@@ -17,6 +17,7 @@ import pytest
 
 from flower_app.cli.options import ExitCode
 from helpers.deployed_stack import COLLAPIPE
+from helpers.patience import eventually
 from helpers.served import chat_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -33,11 +34,13 @@ class Door:
             self.process = subprocess.Popen(
                 [*COLLAPIPE, "serve", str(run_dir), "--port", "0", *options], cwd=folder, stdout=log, stderr=log
             )
-        deadline = time.monotonic() + PATIENCE_S
-        while not (found := re.search(r"API: (\S+)/v1", self.log.read_text())):
-            assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.1)
-        self.address = found[1]
+
+        def address():
+            match = re.search(r"API: (\S+)/v1", self.log.read_text())
+            assert match or self.process.poll() is None, self.log.read_text()
+            return match
+
+        self.address = eventually(address, PATIENCE_S, self.log.read_text, poll_s=0.1)[1]
         self.key = (re.search(r"key: (\S+)  \(", self.log.read_text()) or ["", ""])[1]
 
     def devices(self):
@@ -49,7 +52,7 @@ class Door:
         """End it as Ctrl-C does."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         self.process.send_signal(signal.SIGINT)
-        code = self.process.wait(60)
+        code = self.process.wait(120)
         gone, alive = psutil.wait_procs(children, 30)
         assert not alive, alive
         return code

@@ -51,7 +51,7 @@ def test_two_rounds_of_fedavg_go_through_all_layers(tmp_path):
         grid,
         initial_arrays=to_arrays({"w": torch.zeros(3)}),
         num_rounds=2,
-        timeout=60.0,
+        timeout=120,
         train_config=ConfigRecord({RUN_KEY: "run-1"}),
     )
     assert sorted(orders) == [(round_, cluster, "run-1") for round_ in (1, 2) for cluster in range(2)]

@@ -44,7 +44,7 @@ def values(text):
 
 def asked(address, token, context=None):
     request = urllib.request.Request(address, headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+    with urllib.request.urlopen(request, timeout=120, context=context) as answer:
         return answer.read().decode()
 
 
@@ -62,7 +62,7 @@ def test_without_the_token_there_is_no_answer(served, authorization):
     headers = {} if authorization is None else {"authorization": authorization.format(token=token)}
     for query in ("", f"?token={token}"):
         with pytest.raises(urllib.error.HTTPError, match="40[34]"):
-            urllib.request.urlopen(urllib.request.Request(address + query, headers=headers), timeout=10)
+            urllib.request.urlopen(urllib.request.Request(address + query, headers=headers), timeout=120)
 
 
 def test_only_the_metrics_have_an_address(served):
@@ -70,7 +70,7 @@ def test_only_the_metrics_have_an_address(served):
     with pytest.raises(urllib.error.HTTPError, match="404"):
         asked(address.removesuffix("metrics"), token)
     request = urllib.request.Request(address, headers={"Authorization": f"bearer {token}"})
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -78,8 +78,8 @@ def test_idle_connections_are_bounded_in_number_and_time(served, monkeypatch):
     address, token = served
     port = int(address.split(":")[2].removesuffix("/metrics"))
     monkeypatch.setattr(metrics_server, "IDLE_S", 0.5)
-    idle = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(MOST_SCRAPES)]
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as one_too_many:
+    idle = [socket.create_connection(("127.0.0.1", port), timeout=120) for _ in range(MOST_SCRAPES)]
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as one_too_many:
         assert one_too_many.recv(1) == b""
     for connection in idle:
         assert connection.recv(1) == b""

@@ -24,7 +24,8 @@ from helpers.decoder_cases import (
     trainer_of,
     whole_batch,
 )
-from helpers.raw_streams import call, hello, until
+from helpers.patience import eventually
+from helpers.raw_streams import call, hello
 from strategies.decoder.member import MOST_BEGINNINGS, Refusal
 from strategies.decoder.reception import STREAMS_OF_A_CLUSTER
 from strategies.decoder.round import Seat
@@ -52,7 +53,7 @@ def test_an_absence_counts_until_the_cluster_is_back_and_no_longer(monkeypatch, 
     if comes_back:
         seat.micro_batch(whole_batch(1))
         seat.close_step(1, 1.0)
-        quick.join(20)
+        quick.join(120)
         assert not quick.is_alive()
     clusters = trainer.finish_round().clusters
     assert [clusters[n].steps for n in (0, 1)] == [1, int(comes_back)]
@@ -70,13 +71,13 @@ def test_a_step_is_taken_once_though_its_cluster_comes_back_while_it_is_taken(mo
     def late(*arguments):
         if not entered.is_set():
             entered.set()
-            assert go_on.wait(20)
+            assert go_on.wait(120)
         take(*arguments)
 
     monkeypatch.setattr(Seat, "_take", late)
 
     def come_back():
-        assert entered.wait(20)
+        assert entered.wait(120)
         newer = trainer.rejoin(1, 0, 1)
         assert newer.closed and newer.step == 1
         threading.Timer(0.3, go_on.set).start()
@@ -102,8 +103,8 @@ def test_a_cluster_that_opens_its_stream_again_and_again_takes_no_others_place()
             welcome = decode(next(exchange(iter([hello(addresses[1])])))).header
             with service.trainer.copies.lock:
                 again = hello(addresses[1], token=welcome["resume"])
-                attempts = [exchange(iter([again]), timeout=60) for _ in range(20)]
-                until(lambda: sum(not one.is_active() for one in attempts) >= len(attempts) - STREAMS_OF_A_CLUSTER)
+                attempts = [exchange(iter([again]), timeout=120) for _ in range(20)]
+                eventually(lambda: sum(not one.is_active() for one in attempts) >= len(attempts) - STREAMS_OF_A_CLUSTER)
                 (stream,) = all_at_once(lambda: DecoderStream.open(replace(addresses[0], join_timeout_s=2.0)))
                 assert isinstance(stream, DecoderStream), stream
                 stream.abort()
@@ -118,7 +119,7 @@ def test_streams_that_are_opened_again_without_end_are_slowed_down():
         with grpc.insecure_channel(address.target) as channel:
             exchange = channel.stream_stream(f"/{SERVICE}/{METHOD}")
             for _ in range(60):
-                one = exchange(iter([hello(address, token=token)]), timeout=20)
+                one = exchange(iter([hello(address, token=token)]), timeout=120)
                 try:
                     token = decode(next(one)).header["resume"]
                     list(one)

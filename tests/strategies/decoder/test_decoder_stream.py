@@ -82,7 +82,7 @@ def test_a_run_repeats_bit_for_bit_whoever_comes_first():
             def train(cluster):
                 with DecoderStream.open(addresses[cluster]) as stream:
                     if cluster != first:
-                        assert ahead.wait(20)
+                        assert ahead.wait(120)
                     for step in (1, 2):
                         pieces = cut(batch_of(cluster, 4, seed=step), 2)
                         stream.begin_step(step_id(cluster, step), 2, sum(target_weight(p[2]) for p in pieces))
@@ -200,7 +200,7 @@ def test_a_bad_frame_is_refused_with_its_reason_and_the_service_still_serves(cas
         address = service.open_round(1, [0], 2)[0]
         hello = encode({"kind": "hello", "version": PROTOCOL_VERSION, "token": address.token, "round": 1, "cluster": 0})
         with grpc.insecure_channel(address.target) as channel:
-            call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter([hello, *frames]), timeout=20)
+            call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter([hello, *frames]), timeout=120)
             with pytest.raises(grpc.RpcError) as refusal:
                 list(call)
         found = refusal.value.details()
@@ -228,7 +228,7 @@ def test_a_bad_frame_is_refused_with_its_reason_and_the_service_still_serves(cas
 def test_a_stream_without_a_proper_hello_is_refused(first, reason):
     with service_of(num_clusters=1) as service:
         with grpc.insecure_channel(service.advertised) as channel, pytest.raises(grpc.RpcError) as refusal:
-            list(channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter([first]), timeout=20))
+            list(channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter([first]), timeout=120))
         assert reason in refusal.value.details()
         assert_still_serves(service, 1)
 

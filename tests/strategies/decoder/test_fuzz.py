@@ -9,7 +9,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 
 import grpc
@@ -22,6 +21,7 @@ from client_pipeline.link.address import METHOD, SERVICE
 from client_pipeline.link.frame_limits import MAX_HEADER_BYTES
 from client_pipeline.link.frames import PROTOCOL_VERSION, Frame, FrameError, decode, encode
 from helpers.decoder_cases import batch_of, first_frame, service_of, train_round
+from helpers.patience import eventually
 from helpers.repository import ROOT
 from strategies.decoder.limits import HelloGuard
 
@@ -192,7 +192,7 @@ class Running:
     def send(self, *sent):
         """Answers of one stream, its status, its details; frames of the first round become this round's."""
         fitting = [data.replace(b"%d" % FIRST_ROUND, b"%d" % self.round) for data in sent]
-        call, answers = self.exchange(iter(fitting), timeout=30), []
+        call, answers = self.exchange(iter(fitting), timeout=120), []
         try:
             answers.extend(call)
         except grpc.RpcError as error:
@@ -233,10 +233,7 @@ def running(monkeypatch):
 
 
 def assert_no_stream_is_left(service):
-    deadline = time.monotonic() + 20
-    while (service.reception.num_streams or service.hellos.num_waiting) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not service.reception.num_streams and not service.hellos.num_waiting
+    eventually(lambda: not service.reception.num_streams and not service.hellos.num_waiting)
     assert not +service.reception._served, "a thread is still counted"
     assert sum(thread.name.startswith("decoder_") for thread in threading.enumerate()) <= service.reception.most_streams
 

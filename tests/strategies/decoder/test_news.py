@@ -38,7 +38,7 @@ def send(address, **changes):
     with grpc.insecure_channel(address.target) as channel:
         call = channel.unary_unary(f"/{SERVICE}/{NEWS_METHOD}", request_serializer=None, response_deserializer=None)
         try:
-            call(data, timeout=60)
+            call(data, timeout=120)
         except grpc.RpcError as error:
             return error.code().name
     return "OK"

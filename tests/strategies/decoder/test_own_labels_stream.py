@@ -168,7 +168,7 @@ def test_what_a_dropped_step_still_computes_is_neither_kept_nor_sent(monkeypatch
         def slow(self, *arguments):
             if not goes_on.is_set():
                 begun.set()
-                assert goes_on.wait(20)
+                assert goes_on.wait(120)
             return own(self, *arguments)
 
         monkeypatch.setattr(type(tail), "forward", slow)
@@ -179,12 +179,12 @@ def test_what_a_dropped_step_still_computes_is_neither_kept_nor_sent(monkeypatch
                 link.send(i, *piece)
             late = threading.Thread(target=lambda: pytest.raises(LinkError, link.receive), daemon=True)
             late.start()
-            assert begun.wait(20)
+            assert begun.wait(120)
             again = threading.Thread(target=lambda: (link.drop_step(), begin(link, pieces)), daemon=True)
             again.start()
             goes_on.set()
             for thread in (again, late):
-                thread.join(20)
+                thread.join(120)
                 assert not thread.is_alive()
             for i, piece in enumerate(pieces):
                 link.send(i, *piece)

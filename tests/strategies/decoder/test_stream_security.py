@@ -23,7 +23,8 @@ from helpers.decoder_cases import (
     service_of,
     train_round,
 )
-from helpers.raw_streams import call, hello, until
+from helpers.patience import eventually
+from helpers.raw_streams import call, hello
 from strategies.decoder.limits import WRONG_HELLOS, HelloGuard, TooManyHellos, peer_name
 
 
@@ -90,7 +91,7 @@ def silent_streams(address, number):
     with grpc.insecure_channel(address.target) as channel:
         exchange = channel.stream_stream(f"/{SERVICE}/{METHOD}")
         released = threading.Event()
-        calls = [exchange(iter(lambda: released.wait() and None, None), timeout=60) for _ in range(number)]
+        calls = [exchange(iter(lambda: released.wait() and None, None), timeout=120) for _ in range(number)]
         try:
             yield calls
         finally:
@@ -104,7 +105,7 @@ def test_streams_that_say_nothing_are_few_and_shut_nobody_out(monkeypatch):
     with service_of(num_clusters=2) as service:
         addresses = service.open_round(1, [0, 1], 1)
         with silent_streams(addresses[0], 4) as silent:
-            until(lambda: service.hellos.num_waiting == 4)
+            eventually(lambda: service.hellos.num_waiting == 4)
             # They have taken all places: the oldest of them give way.
             results = all_at_once(*(lambda n=n: train_round(addresses[n], [batch_of(n, 3)]) for n in (0, 1)))
             assert [type(result) for result in results] == [list, list], results
@@ -113,7 +114,7 @@ def test_streams_that_say_nothing_are_few_and_shut_nobody_out(monkeypatch):
                 with pytest.raises(grpc.RpcError):
                     list(stream)
         assert [s.steps for s in service.finish_round().clusters.values()] == [1, 1]
-        until(lambda: not service.hellos.num_waiting)
+        eventually(lambda: not service.hellos.num_waiting)
         refused = service.hellos.take_refused()
         assert sum(refused.values()) == 4 and refused["gave way to a newer stream"] >= 1
         assert_still_serves(service, 2)
@@ -154,7 +155,7 @@ def test_a_connection_that_never_shakes_hands_is_closed(pki, monkeypatch):
     monkeypatch.setattr("strategies.decoder.service._HANDSHAKE_TIMEOUT_S", 1.0)
     with service_of(num_clusters=1, tls_ca=str(pki / "ca.pem"), **service_files(pki, "service")) as service:
         host, _, port = service.advertised.rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=20) as silent:
+        with socket.create_connection((host, int(port)), timeout=120) as silent:
             assert silent.recv(1) == b""
 
 

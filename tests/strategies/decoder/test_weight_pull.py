@@ -259,7 +259,7 @@ def asked(address, data=None, **changes):
     with grpc.insecure_channel(address.target) as channel:
         call = channel.unary_unary(f"/{SERVICE}/{WEIGHTS_METHOD}", request_serializer=None, response_deserializer=None)
         try:
-            return call(data, timeout=60)
+            return call(data, timeout=120)
         except grpc.RpcError as error:
             return error.code().name
 

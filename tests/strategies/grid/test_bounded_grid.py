@@ -27,7 +27,7 @@ class Exchange(threading.Thread):
 
     def end(self):
         """The reasons of the failed orders and None for the others, by cluster."""
-        self.join(60)
+        self.join(120)
         assert not self.is_alive(), "the exchange goes on"
         clusters = {order.metadata.dst_node_id: n for n, order in enumerate(self.orders)}
         return {

@@ -60,7 +60,7 @@ def exchange(num_clusters, **options):
         orders = link.orders(*range(num_clusters))
         for order in orders:
             order.content[ARRAYS] = WEIGHTS
-        replies = list(grid.send_and_receive(orders, timeout=60))
+        replies = list(grid.send_and_receive(orders, timeout=120))
     finally:
         client.ended.set()
         client.join()

@@ -29,7 +29,14 @@ def devices(monkeypatch):
 
 
 def looked_for(signs, holds):
-    return eventually(lambda: seen if holds(seen := signs.look()) else None, words=signs.look)
+    seen = []
+
+    def is_seen():
+        seen[:] = signs.look()
+        return holds(seen)
+
+    eventually(is_seen, words=lambda: seen)
+    return seen
 
 
 def test_devices_that_answer_are_not_told_of(devices):

@@ -16,6 +16,8 @@ trap report EXIT
 # What is tracked, as it is now: no environment, no caches, no past runs.
 git -c safe.directory="$root" -C "$root" ls-files -z | tar -C "$root" --null -T - -cf - | tar -C "$copy" -xf -
 cd "$copy"
+# Real text, where it lies beside the repository.
+[ -d "$root/../shared/data" ] && export COLLAPIPE_TEST_DATA="$root/../shared/data"
 
 # The one line that users read is the one that is tested.
 command=$(grep -E '^python3 -m venv .* && \.venv/bin/pytest$' README.md)

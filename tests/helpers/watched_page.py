@@ -8,6 +8,8 @@ import shutil
 import time
 import urllib.request
 
+import pytest
+
 BROWSER = os.environ.get("COLLAPIPE_TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 """The browser's program; None: there is none."""
 VISIBLE_S = 2.0
@@ -56,6 +58,20 @@ class ShownPage:
         """Return the page's list of faults."""
         texts = self.page.locator("#faults > *").all_text_contents()
         return " · ".join(text for text in texts if text.startswith("now: "))
+
+
+def driver():
+    """Return playwright's module; a module's tests are skipped where there is no browser, or fail if one must be there."""
+    try:
+        from playwright import sync_api
+    except ModuleNotFoundError:
+        reason = "the browser's driver is not installed"
+    else:
+        if BROWSER:
+            return sync_api
+        reason = "no Chromium here; COLLAPIPE_TEST_CHROMIUM names one"
+    assert not os.environ.get("COLLAPIPE_TEST_BROWSER"), f"COLLAPIPE_TEST_BROWSER is set: {reason}"
+    pytest.skip(reason, allow_module_level=True)
 
 
 @contextlib.contextmanager

@@ -7,13 +7,11 @@ import pytest
 from client_pipeline.system.scenario import load_scenario
 from flower_app.report.page import write_report
 from helpers.planned_run import planned_run
-from helpers.watched_page import BROWSER, chromium
+from helpers.watched_page import chromium, driver
 
 pytestmark = pytest.mark.slow
 
-playwright = pytest.importorskip("playwright.sync_api", reason="the browser's driver is not installed")
-if not BROWSER:
-    pytest.skip("no Chromium here; COLLAPIPE_TEST_CHROMIUM names one", allow_module_level=True)
+playwright = driver()
 
 FONT = """() => [...document.querySelectorAll("figure svg")].map(svg => {
     const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;

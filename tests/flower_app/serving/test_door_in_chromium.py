@@ -4,13 +4,11 @@ import openai
 import pytest
 
 from helpers.served import KEY, chat_run, open_model, spread_weights
-from helpers.watched_page import BROWSER, ShownPage, chromium
+from helpers.watched_page import ShownPage, chromium, driver
 
 pytestmark = pytest.mark.slow
 
-playwright = pytest.importorskip("playwright.sync_api", reason="the browser's driver is not installed")
-if not BROWSER:
-    pytest.skip("no Chromium here; COLLAPIPE_TEST_CHROMIUM names one", allow_module_level=True)
+playwright = driver()
 
 PATIENCE_MS = 60_000
 

@@ -13,13 +13,11 @@ from flower_app.runs.run_directory import ROUNDS, append_round
 from flower_app.training.live_news import LiveNews
 from flower_app.watch.server import open_port, watched
 from helpers.planned_run import unfinished_run
-from helpers.watched_page import BROWSER, VISIBLE_S, ShownPage, chromium, seconds_until
+from helpers.watched_page import VISIBLE_S, ShownPage, chromium, driver, seconds_until
 
 pytestmark = pytest.mark.slow
 
-playwright = pytest.importorskip("playwright.sync_api", reason="the browser's driver is not installed")
-if not BROWSER:
-    pytest.skip("no Chromium here; COLLAPIPE_TEST_CHROMIUM names one", allow_module_level=True)
+playwright = driver()
 
 TOKEN = "a token of more than sixteen characters"
 

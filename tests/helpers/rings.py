@@ -8,7 +8,7 @@ from client_pipeline.runtime.transport.tls_transport import TlsTransport
 from client_pipeline.runtime.transport.transport import GlooTransport, GroupAddress, open_store
 from helpers.certificates import certificate
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 100.0
 
 
 class Threads:

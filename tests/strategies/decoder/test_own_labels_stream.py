@@ -1,6 +1,7 @@
 """The decoder's service where labels stay in the clusters: its states, their gradients, and what it refuses."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -159,6 +160,30 @@ def test_gradients_are_sent_clipped_and_noised_also_of_tokens_without_a_loss(mon
     assert silent.any() and bool((sent.norm(dim=-1)[silent] > 0).all())
 
 
+class LateStates:
+    """A stream with two states, of which the control unit sees the second after its step was begun again."""
+
+    def __init__(self, stream):
+        self.stream, self.begun_again, self.answers = stream, threading.Event(), None
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+    def receive_next(self):
+        if self.answers is None:
+            first, *self.answers = self.stream.receive_next(), self.stream.receive_next()
+            return first
+        if not self.answers:
+            return self.stream.receive_next()
+        assert self.begun_again.wait(120)
+        return self.answers.pop()
+
+    def begin_step(self, *step):
+        self.stream.begin_step(*step)
+        if self.answers is not None:
+            self.begun_again.set()
+
+
 def test_what_a_dropped_step_still_computes_is_neither_kept_nor_sent(monkeypatch):
     """A tail over a large vocabulary takes longer than a lost step is waited for."""
     pieces, begun, goes_on = micro_batches(num=2), threading.Event(), threading.Event()
@@ -172,20 +197,18 @@ def test_what_a_dropped_step_still_computes_is_neither_kept_nor_sent(monkeypatch
             return own(self, *arguments)
 
         monkeypatch.setattr(type(tail), "forward", slow)
-        with DecoderStream.open(service.open_round(1, [0], 1)[0]) as stream:
-            link = OwnLabels(stream, tail, "float32")
+        with DecoderStream.open(service.open_round(1, [0], 1)[0]) as stream, ThreadPoolExecutor(2) as threads:
+            link = OwnLabels(LateStates(stream), tail, "float32")
             begin(link, pieces)
             for i, piece in enumerate(pieces):
                 link.send(i, *piece)
-            late = threading.Thread(target=lambda: pytest.raises(LinkError, link.receive), daemon=True)
-            late.start()
+            late = threads.submit(link.receive)
             assert begun.wait(120)
-            again = threading.Thread(target=lambda: (link.drop_step(), begin(link, pieces)), daemon=True)
-            again.start()
+            again = threads.submit(lambda: (link.drop_step(), begin(link, pieces)))
             goes_on.set()
-            for thread in (again, late):
-                thread.join(120)
-                assert not thread.is_alive()
+            again.result(120)
+            with pytest.raises(LinkError, match="micro-batch 1 was dropped before its states came"):
+                late.result(120)
             for i, piece in enumerate(pieces):
                 link.send(i, *piece)
             gradients = [link.receive() for _ in pieces]

@@ -10,11 +10,11 @@ from typing import Any
 
 from client_pipeline import durable
 from client_pipeline.near_names import did_you_mean
-from flower_app.tasks.cells import csv_line
-from flower_app.tasks.conversations import ASSISTANT, ChatColumns, Message, check_messages, find_columns
-from flower_app.tasks.corpus import DataConfig
-from flower_app.tasks.tables import read_table_rows
-from flower_app.tasks.texts import ending, lines
+from flower_app.tasks.data.cells import csv_line
+from flower_app.tasks.data.conversations import ASSISTANT, ChatColumns, Message, check_messages, find_columns
+from flower_app.tasks.data.corpus import DataConfig
+from flower_app.tasks.data.tables import read_table_rows
+from flower_app.tasks.data.texts import ending, lines
 
 _ENDINGS = (".csv", ".tsv", ".jsonl", ".txt")
 _ASKED = ("prompt", "instruction", "question", "query", "problem")

@@ -23,8 +23,8 @@ from client_pipeline.runtime.stage.optimizer import PartOptimizer, clip_scale
 from client_pipeline.runtime.stage.whole import whole_step
 from flower_app.config.run_config import RunConfig
 from flower_app.tasks.base import ModelConfig, Prepared, TaskConfig, task
-from flower_app.tasks.corpus import DataConfig
-from flower_app.tasks.data_split import weighted_split
+from flower_app.tasks.data.corpus import DataConfig
+from flower_app.tasks.data.data_split import weighted_split
 from strategies.aggregation.config import ServerOptimizerConfig
 
 Joining = Literal["step", "round", "never"]

@@ -29,7 +29,7 @@ from flower_app.config.selection import SelectionConfig
 from flower_app.config.serve_config import ServeConfig
 from flower_app.config.split_config import CLUSTER, SplitConfig
 from flower_app.tasks.base import ModelConfig, TaskConfig, check_least, check_task_data
-from flower_app.tasks.corpus import DataConfig
+from flower_app.tasks.data.corpus import DataConfig
 from strategies.aggregation.config import AggregatorConfig, ServerOptimizerConfig
 from strategies.decoder.config import DecoderConfig
 from strategies.dssda.paper.power_control import check_power_control

@@ -16,11 +16,11 @@ from flower_app.first_config.other_kinds import check_only_text, check_written_l
 from flower_app.first_config.own_text import Columns, OwnText
 from flower_app.tasks.base import TASKS
 from flower_app.tasks.chat_template import ChatTemplate, RenderingFailed, own_template
-from flower_app.tasks.conversations import ChatColumns, find_columns
+from flower_app.tasks.data.conversations import ChatColumns, find_columns
+from flower_app.tasks.data.tables import is_missing, is_missing_label, one_spelling
+from flower_app.tasks.data.texts import blank_separated
 from flower_app.tasks.labelled import check_classes, in_order, is_score
-from flower_app.tasks.tables import is_missing, is_missing_label, one_spelling
 from flower_app.tasks.tagging import BIO_MARKS
-from flower_app.tasks.texts import blank_separated
 from flower_app.tasks.tokenizer import load_tokenizer, train_tokenizer
 from flower_app.tasks.word_pieces import train_wordpiece
 

@@ -9,8 +9,8 @@ from itertools import groupby
 from pathlib import Path
 
 from flower_app.first_config.own_text import OwnText
-from flower_app.tasks.cells import csv_line, read_cells
-from flower_app.tasks.texts import ending, lines, shards
+from flower_app.tasks.data.cells import csv_line, read_cells
+from flower_app.tasks.data.texts import ending, lines, shards
 
 _SHARE, _MOST = 10, 2000
 """One of so many examples is held out, and no more than so many."""

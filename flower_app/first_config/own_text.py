@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from flower_app.config.sources import expanded_path
-from flower_app.tasks.cells import read_cells
-from flower_app.tasks.corpus import DataConfig
-from flower_app.tasks.tables import TABLES, Table, columns_of, is_missing, read_columns, read_hub
+from flower_app.tasks.data.cells import read_cells
+from flower_app.tasks.data.corpus import DataConfig
+from flower_app.tasks.data.tables import TABLES, Table, columns_of, is_missing, read_columns, read_hub
+from flower_app.tasks.data.texts import ending, lines, matching_files, shards
 from flower_app.tasks.tagging import CONLL, read_conll
-from flower_app.tasks.texts import ending, lines, matching_files, shards
 
 _TAGGED = tuple(name for name in CONLL if name != ".txt")
 _SPLITS = {"train": "train", "validation": "validation|valid|dev|val", "test": "test|eval"}

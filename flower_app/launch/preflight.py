@@ -12,7 +12,7 @@ from flower_app.config.cautions import check_honest_scores
 from flower_app.config.run_config import RunConfig
 from flower_app.config.strategy_choice import check_first_round, check_pace, make_planner
 from flower_app.tasks.base import TASKS, task
-from flower_app.tasks.data_split import weighted_split
+from flower_app.tasks.data.data_split import weighted_split
 from flower_app.training.memory_limit import check_memory_limit
 from flower_app.training.network import training_scenario
 from strategies.decoder.service import DecoderService

@@ -10,8 +10,8 @@ from client_pipeline.durable import file_digest
 from client_pipeline.run_identity import config_digest
 from client_pipeline.system.scenario import scenario_content
 from flower_app.config.run_config import RunConfig
-from flower_app.tasks.corpus import DataConfig, count_files
-from flower_app.tasks.texts import matching_files
+from flower_app.tasks.data.corpus import DataConfig, count_files
+from flower_app.tasks.data.texts import matching_files
 
 _SPLITS = ("train", "validation", "test")
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from client_pipeline.partition.spec import ModelSpec
     from client_pipeline.runtime.control_unit.round_order import TrainingData
     from client_pipeline.weights.base_weights import BaseWeights
-    from flower_app.tasks.corpus import DataConfig
+    from flower_app.tasks.data.corpus import DataConfig
 
 TASKS = {
     "translation": "flower_app.tasks.translation:TranslationTask",

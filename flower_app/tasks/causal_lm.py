@@ -11,7 +11,7 @@ from client_pipeline.families.families import max_length
 from client_pipeline.partition.parts import IGNORED_LABEL, Batch, ModelParts
 from client_pipeline.partition.spec import CAUSAL_LM
 from flower_app.tasks.continued import continued
-from flower_app.tasks.corpus import DataConfig
+from flower_app.tasks.data.corpus import DataConfig
 from flower_app.tasks.encoded import EncodedText, SequenceData
 from flower_app.tasks.language_model import LanguageModelTask
 from flower_app.tasks.tokenizer import TextTokenizer, train_tokenizer

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from flower_app.tasks import chat_renderer
 from flower_app.tasks.chat_renderer import MARKED, MEMORY_BYTES, MOST_CHARACTERS, PROCESSOR_S
-from flower_app.tasks.conversations import ASSISTANT, SYSTEM, USER, Message
+from flower_app.tasks.data.conversations import ASSISTANT, SYSTEM, USER, Message
 from flower_app.tasks.tokenizer import TextTokenizer
 from flower_app.tokenizer_files import file_object, named_tokens
 

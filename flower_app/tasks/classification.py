@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from client_pipeline.partition.parts import ModelParts
 from client_pipeline.partition.spec import SEQUENCE_CLASSIFICATION
-from flower_app.tasks.corpus import INPUTS, LABELS, SECOND_TEXTS, DataConfig, listed
+from flower_app.tasks.data.corpus import INPUTS, LABELS, SECOND_TEXTS, DataConfig, listed
+from flower_app.tasks.data.texts import Texts
 from flower_app.tasks.encoded import EncodedText
 from flower_app.tasks.generated.generated_labels import KINDS, classified
 from flower_app.tasks.labelled import Examples, LabelledData, check_classes, load_table
 from flower_app.tasks.labelled_task import LabelledTask
 from flower_app.tasks.pairs import encode_pairs
-from flower_app.tasks.texts import Texts
 from flower_app.tasks.tokenizer import TextTokenizer
 from flower_app.tasks.trained_labels import labels_of
 

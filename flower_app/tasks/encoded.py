@@ -17,7 +17,7 @@ from torch import Tensor
 from client_pipeline.partition.parts import Batch, ModelParts
 from client_pipeline.runtime.control_unit.round_order import TrainingData
 from flower_app.tasks.base import TaskConfig
-from flower_app.tasks.texts import stored_integers
+from flower_app.tasks.data.texts import stored_integers
 from flower_app.tasks.tokenizer import TextTokenizer
 
 logger = logging.getLogger("flwr.collapipe.text")

@@ -21,9 +21,9 @@ from flower_app.tasks.answer_scores import find_scorers, metric_name, scorer_nam
 from flower_app.tasks.base import ModelConfig, PackagedTask, Prepared, Score, TaskConfig
 from flower_app.tasks.chat_template import ChatTemplate, Counted, Render, RenderingFailed
 from flower_app.tasks.continued import continued
-from flower_app.tasks.conversations import ASSISTANT, USER, Conversations, Message, load_conversations, question_of
-from flower_app.tasks.corpus import DataConfig
-from flower_app.tasks.data_split import training_share, training_shares
+from flower_app.tasks.data.conversations import ASSISTANT, USER, Conversations, Message, load_conversations, question_of
+from flower_app.tasks.data.corpus import DataConfig
+from flower_app.tasks.data.data_split import training_share, training_shares
 from flower_app.tasks.encoded import EncodedText, check_known, num_scored
 from flower_app.tasks.labelled import LabelledData
 from flower_app.tasks.language_model import LanguageModelEvaluator

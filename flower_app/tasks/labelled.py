@@ -11,10 +11,10 @@ from typing import Generic, TypeVar
 import torch
 
 from client_pipeline.partition.parts import IGNORED_LABEL, Batch
-from flower_app.tasks.corpus import INPUTS, LABELS, SECOND_TEXTS, Classes, DataConfig, file_of, hub_table
+from flower_app.tasks.data.corpus import INPUTS, LABELS, SECOND_TEXTS, Classes, DataConfig, file_of, hub_table
+from flower_app.tasks.data.tables import TABLES, Table, read_table
+from flower_app.tasks.data.texts import Indices, check_format, ending
 from flower_app.tasks.encoded import EncodedText, SequenceData
-from flower_app.tasks.tables import TABLES, Table, read_table
-from flower_app.tasks.texts import Indices, check_format, ending
 
 X = TypeVar("X")
 """An input, and its label: a text and its name; or words and their tags."""

@@ -18,8 +18,8 @@ from client_pipeline.families.families import max_length
 from client_pipeline.families.registry import is_decoder_only
 from client_pipeline.partition.parts import IGNORED_LABEL, Batch, ModelParts
 from flower_app.tasks.base import ModelConfig, PackagedTask, Prepared, Score
-from flower_app.tasks.corpus import GENERATED_EVALUATION_SEED, OWN_FILES, DataConfig, listed
-from flower_app.tasks.data_split import training_share, training_shares
+from flower_app.tasks.data.corpus import GENERATED_EVALUATION_SEED, OWN_FILES, DataConfig, listed
+from flower_app.tasks.data.data_split import training_share, training_shares
 from flower_app.tasks.encoded import check_known, evaluating, num_scored, scored_batches
 from flower_app.tasks.labelled import Examples, LabelledData, X, balanced_weights, in_order
 from flower_app.tasks.mistakes import mistakes_of

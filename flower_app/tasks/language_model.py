@@ -12,8 +12,8 @@ from typing import ClassVar
 from client_pipeline.families.families import max_length, merged
 from client_pipeline.partition.parts import ModelParts, target_weight, targets
 from flower_app.tasks.base import ModelConfig, PackagedTask, Prepared, Score, TaskConfig
-from flower_app.tasks.corpus import DataConfig
-from flower_app.tasks.data_split import training_share, training_shares
+from flower_app.tasks.data.corpus import DataConfig
+from flower_app.tasks.data.data_split import training_share, training_shares
 from flower_app.tasks.encoded import (
     EncodedText,
     SequenceData,

@@ -10,7 +10,7 @@ import torch
 
 from client_pipeline.partition.parts import IGNORED_LABEL, Batch, ModelParts
 from client_pipeline.partition.spec import MASKED_LM
-from flower_app.tasks.corpus import DataConfig
+from flower_app.tasks.data.corpus import DataConfig
 from flower_app.tasks.encoded import EncodedText, SequenceData
 from flower_app.tasks.language_model import LanguageModelTask
 from flower_app.tasks.tokenizer import TextTokenizer

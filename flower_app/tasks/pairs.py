@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from flower_app.tasks.texts import in_chunks
+from flower_app.tasks.data.texts import in_chunks
 from flower_app.tasks.tokenizer import TextTokenizer
 from flower_app.tokenizer_files import joined
 

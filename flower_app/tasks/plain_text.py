@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flower_app.tasks import tables
-from flower_app.tasks.corpus import (
+from flower_app.tasks.data import tables
+from flower_app.tasks.data.corpus import (
     GENERATED_EVALUATION_SEED,
     INPUTS,
     LABELS,
@@ -18,9 +18,9 @@ from flower_app.tasks.corpus import (
     length_classes,
     read_labels,
 )
+from flower_app.tasks.data.texts import Indices, Texts, check_format, ending, lines, subset
 from flower_app.tasks.generated import generator
 from flower_app.tasks.tagging import CONLL, read_conll
-from flower_app.tasks.texts import Indices, Texts, check_format, ending, lines, subset
 
 
 @dataclass(frozen=True)

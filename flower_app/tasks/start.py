@@ -24,7 +24,7 @@ from client_pipeline.near_names import did_you_mean
 from client_pipeline.partition.spec import CAUSAL_LM, SEQ2SEQ, SEQUENCE_CLASSIFICATION, ModelSpec, is_outside
 from flower_app.saved_model import SavedModel, load_model
 from flower_app.tasks.base import ModelConfig
-from flower_app.tasks.corpus import DataConfig
+from flower_app.tasks.data.corpus import DataConfig
 from flower_app.tasks.tokenizer import TextTokenizer, load_tokenizer
 
 _PADDING = 128

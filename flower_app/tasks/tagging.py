@@ -10,12 +10,12 @@ from typing import Any
 
 from client_pipeline.partition.parts import IGNORED_LABEL
 from client_pipeline.partition.spec import TOKEN_CLASSIFICATION
-from flower_app.tasks.corpus import INPUTS, LABELS, DataConfig, file_of
+from flower_app.tasks.data.corpus import INPUTS, LABELS, DataConfig, file_of
+from flower_app.tasks.data.texts import blank_separated, ending, lines, shards
 from flower_app.tasks.encoded import EncodedText
 from flower_app.tasks.generated.generated_labels import KINDS, tagged
 from flower_app.tasks.labelled import Examples, LabelledData, load_table
 from flower_app.tasks.labelled_task import LabelledTask
-from flower_app.tasks.texts import blank_separated, ending, lines, shards
 from flower_app.tasks.tokenizer import TextTokenizer
 
 OUTSIDE = "O"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from client_pipeline.weights.hub_ids import check_source, is_offline, offline_remedy
-from flower_app.tasks.texts import in_chunks
+from flower_app.tasks.data.texts import in_chunks
 from flower_app.tokenizer_files import (
     GENERATION,
     SETTINGS_FILE,

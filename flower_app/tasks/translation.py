@@ -19,8 +19,8 @@ from client_pipeline.partition.parts import IGNORED_LABEL, Batch, ModelParts
 from client_pipeline.partition.spec import SEQ2SEQ
 from flower_app.tasks import beam_search
 from flower_app.tasks.base import ModelConfig, PackagedTask, Prepared, Score, TaskConfig
-from flower_app.tasks.corpus import DataConfig, Pairs, load_pairs
-from flower_app.tasks.data_split import training_share, training_shares
+from flower_app.tasks.data.corpus import DataConfig, Pairs, load_pairs
+from flower_app.tasks.data.data_split import training_share, training_shares
 from flower_app.tasks.encoded import EncodedText, check_known, evaluating, num_scored, scored_batches
 from flower_app.tasks.start import (
     check_length,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from client_pipeline.runtime.control_unit.round_order import TrainingData
 from flower_app.config.run_config import RunConfig
 from flower_app.tasks.base import task
-from flower_app.tasks.data_split import weighted_split
+from flower_app.tasks.data.data_split import weighted_split
 
 
 def load_cluster_data(

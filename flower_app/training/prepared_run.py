@@ -27,7 +27,7 @@ from flower_app.config.strategy_choice import check_first_round, check_slices, m
 from flower_app.runs import run_checkpoints
 from flower_app.runs.run_inputs import input_digests
 from flower_app.tasks.base import Prepared, Task, task
-from flower_app.tasks.data_split import weighted_split
+from flower_app.tasks.data.data_split import weighted_split
 from flower_app.training.global_models import LARGE_BYTES
 from flower_app.training.memory_limit import check_memory_limit
 from flower_app.training.network import training_scenario

@@ -15,7 +15,7 @@ from flower_app.cli.main import app
 from flower_app.config.run_config import RunConfig
 from flower_app.config.sources import load_config
 from flower_app.runs.run_directory import read_rounds, read_summary
-from flower_app.tasks.tables import read_table_rows
+from flower_app.tasks.data.tables import read_table_rows
 from flower_app.training.network import training_scenario
 from helpers.instances import random_instance
 from helpers.repository import ROOT

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoTokenizer, dynamic_module_utils
 
 from client_pipeline.families.hugging_face import auto_model
 from client_pipeline.families.pretrained import load_pretrained
-from flower_app.tasks.tables import read_hub
+from flower_app.tasks.data.tables import read_hub
 from flower_app.tasks.tokenizer import load_tokenizer
 from helpers.repository import ROOT
 from helpers.tiny_models import FIRST_CASES, NUM_LABELS, library_config

@@ -7,7 +7,7 @@ import pytest
 
 from client_pipeline.families.families import read_library_config
 from client_pipeline.weights.hub_ids import check_source, hub_answers, hub_host, is_offline, offline_remedy
-from flower_app.tasks.tables import read_hub
+from flower_app.tasks.data.tables import read_hub
 from flower_app.tasks.tokenizer import load_tokenizer
 
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from flower_app.tasks.conversations import find_columns, load_conversations, question_of
-from flower_app.tasks.corpus import DataConfig
+from flower_app.tasks.data.conversations import find_columns, load_conversations, question_of
+from flower_app.tasks.data.corpus import DataConfig
 
 ASKED, ANSWERED = {"role": "user", "content": "Who?"}, {"role": "assistant", "content": "The dog."}
 TALK = [ASKED, ANSWERED]

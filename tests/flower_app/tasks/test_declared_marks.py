@@ -12,7 +12,7 @@ from flower_app.export import export_run
 from flower_app.runs.run_directory import CONFIG
 from flower_app.saved_model import load_model
 from flower_app.tasks.base import TaskConfig, task
-from flower_app.tasks.corpus import DataConfig
+from flower_app.tasks.data.corpus import DataConfig
 from flower_app.tasks.tokenizer import TextTokenizer, load_tokenizer
 from helpers.task_cases import options, prepare, save
 

@@ -4,7 +4,7 @@ import pytest
 
 from client_pipeline.families.families import build_parts
 from flower_app.tasks.base import TaskConfig, task
-from flower_app.tasks.corpus import DataConfig
+from flower_app.tasks.data.corpus import DataConfig
 from flower_app.tasks.labelled import LabelledData
 from flower_app.tasks.translation import TranslationData
 from helpers import task_cases

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from flower_app.tasks.base import TASKS, TaskConfig, task
-from flower_app.tasks.corpus import DataConfig
+from flower_app.tasks.data.corpus import DataConfig
 from helpers import task_cases
 from helpers.repository import ROOT
 from helpers.task_cases import options, train

@@ -9,7 +9,7 @@ from client_pipeline.partition.parts import target_weight, targets
 from flower_app.config.sources import load_config
 from flower_app.tasks import chat_template
 from flower_app.tasks.base import TaskConfig, task
-from flower_app.tasks.corpus import DataConfig
+from flower_app.tasks.data.corpus import DataConfig
 from flower_app.tasks.packing import PackedData, packed_rows
 from helpers.chat_cases import rendered_here, save_chat_model
 from helpers.task_cases import options, prepare

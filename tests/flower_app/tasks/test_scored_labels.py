@@ -11,7 +11,7 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from flower_app.config.run_config import RunConfig
 from flower_app.runs.run_directory import claim_run_directory, reopen
-from flower_app.tasks.corpus import DataConfig
+from flower_app.tasks.data.corpus import DataConfig
 from flower_app.training.global_models import GlobalModels
 from flower_app.training.prepared_run import prepare as prepare_run
 from flower_app.training.round_closer import RoundClock, RunStanding

@@ -7,7 +7,7 @@ from client_pipeline.families.families import max_length
 from flower_app.export import export_run
 from flower_app.runs.run_directory import CONFIG
 from flower_app.tasks.base import TaskConfig, task
-from flower_app.tasks.corpus import DataConfig
+from flower_app.tasks.data.corpus import DataConfig
 from flower_app.tasks.tokenizer import TextTokenizer
 from helpers.task_cases import options, prepare, save
 from helpers.tiny_models import evaluation

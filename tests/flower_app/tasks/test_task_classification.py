@@ -10,7 +10,7 @@ from client_pipeline.partition.parts import target_weight, targets
 from flower_app.config.sources import load_config
 from flower_app.tasks.base import TaskConfig, task
 from flower_app.tasks.classification import macro_f1
-from flower_app.tasks.corpus import DataConfig
+from flower_app.tasks.data.corpus import DataConfig
 from flower_app.tasks.generated.generated_labels import KINDS, classified
 from flower_app.tasks.labelled_task import labels_of
 from flower_app.tasks.tokenizer import TextTokenizer

@@ -6,8 +6,8 @@ import pytest
 
 from flower_app.tasks.base import TaskConfig
 from flower_app.tasks.causal_lm import CausalLMTask
-from flower_app.tasks.corpus import DATA_SPLITS, DataConfig, Pairs, count_files, load_pairs
-from flower_app.tasks.data_split import split_data, weighted_split
+from flower_app.tasks.data.corpus import DATA_SPLITS, DataConfig, Pairs, count_files, load_pairs
+from flower_app.tasks.data.data_split import split_data, weighted_split
 from flower_app.tasks.plain_text import load_text
 from helpers.task_cases import options
 

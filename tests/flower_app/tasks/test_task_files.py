@@ -7,8 +7,8 @@ import json
 import pytest
 
 from flower_app.tasks.base import TaskConfig, task
-from flower_app.tasks.corpus import DataConfig, count_files
-from flower_app.tasks.data_split import training_shares
+from flower_app.tasks.data.corpus import DataConfig, count_files
+from flower_app.tasks.data.data_split import training_shares
 from flower_app.tasks.plain_text import load_text
 from helpers.task_cases import options
 

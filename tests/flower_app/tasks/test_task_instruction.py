@@ -14,7 +14,7 @@ from flower_app.saved_model import load_model
 from flower_app.tasks import chat_renderer, chat_template
 from flower_app.tasks.base import TaskConfig, task
 from flower_app.tasks.chat_template import CHATML
-from flower_app.tasks.corpus import DataConfig
+from flower_app.tasks.data.corpus import DataConfig
 from flower_app.tasks.tokenizer import TextTokenizer
 from helpers.chat_cases import rendered_here, save_chat_model
 from helpers.task_cases import options, prepare, save, train

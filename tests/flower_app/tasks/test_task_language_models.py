@@ -12,7 +12,7 @@ from client_pipeline.families.families import build_parts
 from client_pipeline.partition.dropout_seed import StepId
 from client_pipeline.partition.parts import IGNORED_LABEL, target_weight, targets
 from flower_app.tasks.base import TaskConfig, task
-from flower_app.tasks.corpus import DataConfig
+from flower_app.tasks.data.corpus import DataConfig
 from flower_app.tasks.encoded import EncodedText
 from flower_app.tasks.generated.generator import generate
 from flower_app.tasks.masked_lm import MaskedData

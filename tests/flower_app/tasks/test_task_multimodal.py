@@ -10,7 +10,7 @@ from client_pipeline.partition.spec import LoraConfig
 from flower_app.export import export_run
 from flower_app.first_config.recipe import _pretrained
 from flower_app.runs.run_directory import CONFIG
-from flower_app.tasks.corpus import DataConfig
+from flower_app.tasks.data.corpus import DataConfig
 from helpers.multimodal import save_multimodal
 from helpers.task_cases import options, prepare, save
 from helpers.tiny_models import evaluation

@@ -12,7 +12,7 @@ from flower_app.first_config.first_config import FirstConfigRequest, make_first_
 from flower_app.prediction_file import read_text_rows
 from flower_app.python_api import Run
 from flower_app.tasks.base import TaskConfig, task
-from flower_app.tasks.corpus import DataConfig
+from flower_app.tasks.data.corpus import DataConfig
 from flower_app.tasks.tokenizer import TextTokenizer
 from helpers.task_cases import options, prepare, save, train
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from flower_app.tasks.base import TaskConfig, task
-from flower_app.tasks.corpus import DataConfig
+from flower_app.tasks.data.corpus import DataConfig
 from flower_app.tasks.tokenizer import TextTokenizer
 from flower_app.tasks.word_pieces import train_wordpiece
 from helpers.task_cases import options, prepare, train

@@ -4,9 +4,9 @@ import pyarrow
 import pytest
 
 from flower_app.first_config.own_text import _flat
-from flower_app.tasks.cells import csv_line
-from flower_app.tasks.corpus import DataConfig
-from flower_app.tasks.tables import columns_of, read_table, read_table_rows
+from flower_app.tasks.data.cells import csv_line
+from flower_app.tasks.data.corpus import DataConfig
+from flower_app.tasks.data.tables import columns_of, read_table, read_table_rows
 from helpers.task_cases import prepare
 
 KEY = "data.train-source"

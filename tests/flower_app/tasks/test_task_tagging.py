@@ -6,7 +6,7 @@ from client_pipeline.families.families import build_parts
 from client_pipeline.partition.parts import IGNORED_LABEL, target_weight, targets
 from flower_app.config.sources import load_config
 from flower_app.tasks.base import TaskConfig, task
-from flower_app.tasks.corpus import DataConfig
+from flower_app.tasks.data.corpus import DataConfig
 from flower_app.tasks.labelled_task import labels_of
 from flower_app.tasks.tagging import span_scores
 from flower_app.tasks.tokenizer import TextTokenizer

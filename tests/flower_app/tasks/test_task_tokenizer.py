@@ -5,7 +5,7 @@ import pytest
 from client_pipeline.families.families import build_parts
 from client_pipeline.families.hugging_face import sized_config, spec_from_config
 from flower_app.saved_model import save_model
-from flower_app.tasks.corpus import DataConfig
+from flower_app.tasks.data.corpus import DataConfig
 from flower_app.tasks.generated.generator import generate
 from flower_app.tasks.start import ready_tokenizer
 from flower_app.tasks.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer

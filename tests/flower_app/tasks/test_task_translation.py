@@ -12,7 +12,7 @@ from client_pipeline.partition.parts import target_weight, targets
 from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
 from client_pipeline.runtime.stage.optimizer import PartOptimizer
 from flower_app.tasks.base import TaskConfig, task
-from flower_app.tasks.corpus import DataConfig, Pairs, load_pairs
+from flower_app.tasks.data.corpus import DataConfig, Pairs, load_pairs
 from flower_app.tasks.tokenizer import TextTokenizer, train_tokenizer
 from flower_app.tasks.translation import TranslationData
 from helpers import task_cases

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flower_app.tasks.base import TaskConfig, task
-from flower_app.tasks.corpus import DataConfig
+from flower_app.tasks.data.corpus import DataConfig
 from flower_app.tasks.labelled_task import labels_of
 from flower_app.tasks.word_pieces import train_wordpiece
 from helpers.task_cases import options, prepare, save

@@ -7,7 +7,7 @@ from tokenizers.processors import TemplateProcessing
 
 from client_pipeline.families.families import build_parts
 from flower_app.tasks.beam_search import library_search
-from flower_app.tasks.corpus import Pairs
+from flower_app.tasks.data.corpus import Pairs
 from flower_app.tasks.tokenizer import TextTokenizer, train_tokenizer
 from flower_app.tasks.translation import TranslationData
 from helpers.tiny_models import evaluation, tiny_batch, tiny_spec

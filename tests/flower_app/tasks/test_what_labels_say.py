@@ -7,7 +7,7 @@ import pytest
 from client_pipeline.partition.parts import IGNORED_LABEL, targets
 from flower_app.tasks import chat_template
 from flower_app.tasks.base import TASKS, TaskConfig, task
-from flower_app.tasks.corpus import DataConfig, load_pairs
+from flower_app.tasks.data.corpus import DataConfig, load_pairs
 from flower_app.tasks.tokenizer import TextTokenizer
 from helpers.chat_cases import rendered_here
 from helpers.repository import ROOT

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from flower_app.tasks.texts import ending, lines, open_text
+from flower_app.tasks.data.texts import ending, lines, open_text
 
 _LONGEST_CELL = 2**31 - 1
 """Characters; Python's own limit of 131,072 is less than a long document."""

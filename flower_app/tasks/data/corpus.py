@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from flower_app.tasks import tables
 from flower_app.tasks.base import check_least
+from flower_app.tasks.data import tables
+from flower_app.tasks.data.texts import Indices, Texts, lines, matching_files, subset
 from flower_app.tasks.generated import generator
-from flower_app.tasks.texts import Indices, Texts, lines, matching_files, subset
 
 SOURCES = ("generated", "files", "hub")
 DATA_SPLITS = (

@@ -10,9 +10,9 @@ from typing import Any
 
 from client_pipeline.documents import json_value
 from client_pipeline.near_names import did_you_mean
-from flower_app.tasks import tables
-from flower_app.tasks.corpus import Classes, DataConfig, file_of, hub_table, length_classes, load_pairs
-from flower_app.tasks.texts import Indices, Texts, check_format, ending, subset
+from flower_app.tasks.data import tables
+from flower_app.tasks.data.corpus import Classes, DataConfig, file_of, hub_table, length_classes, load_pairs
+from flower_app.tasks.data.texts import Indices, Texts, check_format, ending, subset
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 ROLES = (SYSTEM, USER, ASSISTANT)

@@ -9,7 +9,7 @@ from typing import Protocol, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from flower_app.tasks.corpus import OWN_FILES, Classes, DataConfig, count_files
+from flower_app.tasks.data.corpus import OWN_FILES, Classes, DataConfig, count_files
 
 IndexArray = npt.NDArray[np.int64]
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from client_pipeline.documents import json_value
 from client_pipeline.weights.hub_ids import check_source, offline_remedy
-from flower_app.tasks.cells import read_cells
-from flower_app.tasks.texts import check_format, ending, lines, shards
+from flower_app.tasks.data.cells import read_cells
+from flower_app.tasks.data.texts import check_format, ending, lines, shards
 
 logger = logging.getLogger("flwr.collapipe.text")
 

@@ -1,0 +1,1 @@
+"""Data of a task: tables, texts, conversations and hub datasets, and the clusters' shares of them."""

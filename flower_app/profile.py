@@ -19,6 +19,7 @@ from client_pipeline.documents import json_value
 from client_pipeline.durable import check_not_input
 from client_pipeline.families.families import max_length
 from client_pipeline.families.registry import family_named
+from client_pipeline.least_values import check_least
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.devices.measurement import (
     DeviceMeasurement,
@@ -30,7 +31,6 @@ from client_pipeline.runtime.devices.measurement import (
 from client_pipeline.system.costs import model_costs, teb_costs
 from client_pipeline.system.scenario import SCENARIO_FORMAT, Costs, load_scenario
 from client_pipeline.system.units import GIGA, MEGA
-from flower_app.tasks.base import check_least
 from flower_app.verify import model_builder
 
 UPLOAD_BITS = 19e6

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from client_pipeline.least_values import check_least
+
 PRECISIONS = ("float32", "bfloat16")
 """bfloat16 has the exponents of float32, so that losses need no scaling."""
 RECOMPUTES = ("auto", "always", "never")
@@ -68,15 +70,8 @@ class RuntimeConfig:
                 f'it: expected runtime.accelerator = "cpu", found {self.accelerator!r}; set it, or leave '
                 "runtime.memory-limit out"
             )
-        for key, number, least in (
-            ("devices-per-actor", self.devices_per_actor, 0),
-            ("clusters-per-actor", self.clusters_per_actor, 0),
-            ("fused-micro-batches", self.fused_micro_batches, 1),
-            ("threads", self.threads, 1),
-            ("server-threads", self.server_threads, 1),
-        ):
-            if number < least:
-                raise ValueError(f"runtime.{key}: expected at least {least}, found {number}")
+        check_least("runtime.", self, devices_per_actor=0, clusters_per_actor=0, fused_micro_batches=1)
+        check_least("runtime.", self, threads=1, server_threads=1)
         for key, seconds in (("actor-idle", self.actor_idle), ("timeout", self.timeout)):
             if not (math.isfinite(seconds) and seconds > 0):
                 raise ValueError(f"runtime.{key}: expected a number of seconds above 0, found {seconds}")

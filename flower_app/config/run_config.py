@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any, cast, get_args, get_type_hints
 
 from client_pipeline.documents import json_value
+from client_pipeline.least_values import check_least
 from client_pipeline.link.compression import CompressionConfig
 from client_pipeline.link.privacy_config import PrivacyConfig
 from client_pipeline.partition.spec import LoraConfig, ModelSpec
@@ -28,7 +29,7 @@ from flower_app.config.removed import without_removed_keys
 from flower_app.config.selection import SelectionConfig
 from flower_app.config.serve_config import ServeConfig
 from flower_app.config.split_config import CLUSTER, SplitConfig
-from flower_app.tasks.base import ModelConfig, TaskConfig, check_least, check_task_data
+from flower_app.tasks.base import ModelConfig, TaskConfig, check_task_data
 from flower_app.tasks.data.corpus import DataConfig
 from strategies.aggregation.config import AggregatorConfig, ServerOptimizerConfig
 from strategies.decoder.config import DecoderConfig

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
+from client_pipeline.least_values import check_least
 from client_pipeline.near_names import did_you_mean
 from client_pipeline.partition.spec import BASE_DTYPES
 from client_pipeline.plugins import class_named
@@ -35,13 +36,6 @@ CLASS_WEIGHTINGS = ("none", "balanced")
 NORMS = ("pre", "post")
 TRAINABLE = ("full", "lora")
 LOSSES = ("assistant", "last-answer", "all")
-
-
-def check_least(prefix: str, config: object, **least: float) -> None:
-    """Raise ``ValueError`` naming the first field of a configuration that is under its least value."""
-    for name, bound in least.items():
-        if not (value := getattr(config, name)) >= bound:
-            raise ValueError(f"{prefix}{name.replace('_', '-')}: expected at least {bound}, found {value}")
 
 
 @dataclass(frozen=True, kw_only=True)

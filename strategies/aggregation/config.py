@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from client_pipeline.least_values import check_least
 from client_pipeline.near_names import did_you_mean
 
 AGGREGATORS = ("mean", "krum", "multi-krum", "trimmed-mean", "median", "bulyan")
@@ -34,9 +35,7 @@ class AggregatorConfig:
                 f"aggregator.name: expected one of {', '.join(AGGREGATORS)}, or module:Class, found {self.name!r}"
                 f"{did_you_mean(self.name, AGGREGATORS)}"
             )
-        for name, least in (("malicious", 1), ("keep", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"aggregator.{name}: expected at least {least}, found {getattr(self, name)}")
+        check_least("aggregator.", self, malicious=1, keep=0)
         if not 0 < self.trim < 0.5:
             raise ValueError(f"aggregator.trim: expected a number between 0 and 0.5, found {self.trim}")
 

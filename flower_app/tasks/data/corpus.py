@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from flower_app.tasks.base import check_least
+from client_pipeline.least_values import check_least
 from flower_app.tasks.data import tables
 from flower_app.tasks.data.texts import Indices, Texts, lines, matching_files, subset
 from flower_app.tasks.generated import generator

@@ -3,7 +3,7 @@
 A reply lies at the SuperLink as a message, its records, their arrays, and the chunks of each array's bytes. An array
 names its chunks by number, as often as it likes: a few kilobytes of numbers make one chunk into terabytes. Flower's own
 pull joins all pieces before their sizes can be checked. Here the chunks of one array are fetched and joined at a time,
-and an array that is not small goes to disk::
+and arrays beyond 2 MiB go to disk::
 
     message ── records ── heads of arrays ──┬── chunks of the first array ──> file of the round
                                             └── chunks of the next one ────> file of the round
@@ -32,7 +32,7 @@ from strategies.grid.update_spool import SMALL_BYTES, UpdateSpool, record_of
 if TYPE_CHECKING:
     from strategies.flower_internals import HttpGrid
 
-_HEADS_BYTES = 1 << 24
+_HEADS_BYTES = 1 << 22
 """Most bytes of a reply beside the chunks of its arrays: message, records and heads of arrays."""
 _FIRST_WAIT_S = 0.1
 """Wait for a piece that the node has not pushed yet [s]; Flower doubles it up to its own limit."""
@@ -91,6 +91,8 @@ class _Pieces:
 
     def __init__(self, pull: Callable[[str], bytes], most_bytes: int, spool: UpdateSpool | None) -> None:
         self._pull, self._spool = pull, spool
+        self._num_kept = 0
+        """Bytes of arrays that stay in memory."""
         self._too_many = f"its arrays come to more than {most_bytes} bytes, which is more than was asked for"
         self._array_room = _Room(most_bytes, self._too_many)
         self._head_room = _Room(_HEADS_BYTES, f"its records come to more than {_HEADS_BYTES} bytes beside the arrays")
@@ -132,8 +134,9 @@ class _Pieces:
         num_bytes = sum(len(chunks[chunk_id]) for chunk_id in chunk_ids)
         self._array_room.take(num_bytes)
         parts = [chunks[chunk_id] for chunk_id in chunk_ids]
-        if self._spool is not None and num_bytes >= SMALL_BYTES:
+        if self._spool is not None and self._num_kept + num_bytes >= SMALL_BYTES:
             return self._spool.put_pieces(array, parts)
+        self._num_kept += num_bytes
         array.data = b"".join(parts)
         return array
 

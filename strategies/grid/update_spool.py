@@ -28,7 +28,7 @@ from strategies.flower_names import NUMPY_STYPE
 from strategies.npy_bytes import MOST_HEAD_BYTES, npy_layout
 
 SMALL_BYTES = 1 << 21
-"""Weights of a model, or an array of a reply, below this many bytes stay in memory."""
+"""Weights of a model, or arrays of a reply, below this many bytes together stay in memory."""
 
 
 class SpoolError(RuntimeError):

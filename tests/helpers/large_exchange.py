@@ -43,10 +43,14 @@ class FarGrid(PieceGrid):
             self.pieces[message.metadata.message_id] = self._taken_to_pieces(order)
         return list(self.pieces)
 
-    def _taken_to_pieces(self, order):
+    def answer(self, order):
         cluster = self.clusters[order.metadata.dst_node_id]
         reply = answer_to(order, cluster, {}, weight=1 + cluster)
         reply.content["arrays"] = self.arrays
+        return reply
+
+    def _taken_to_pieces(self, order):
+        reply = self.answer(order)
         nested = get_all_nested_objects(reply)
         for name, piece in nested.items():
             if name not in self.shared:

@@ -75,11 +75,11 @@ def test_records_of_many_bytes_are_refused_unread():
     """Heads of arrays, reports and metrics have a bound of their own."""
 
     def tamper(reply, pieces):
-        return change_array(pieces, dtype="x" * (1 << 24))
+        return change_array(pieces, dtype="x" * (1 << 22))
 
     _, record = round_of(tamper)
     (failed,) = record["failed"]
-    assert "its records come to more than 16777216 bytes" in failed["reason"]
+    assert "its records come to more than 4194304 bytes" in failed["reason"]
 
 
 def test_what_a_reply_says_that_it_answers_does_not_count():

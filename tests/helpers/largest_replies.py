@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from flwr.app import Array, ConfigRecord
+from flwr.app import ConfigRecord
 from flwr.supercore.task_identity import TaskIdentity
 
 from helpers.large_exchange import FarGrid, grids, orders_of

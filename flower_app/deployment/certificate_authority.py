@@ -6,7 +6,6 @@ import datetime
 import ipaddress
 import json
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,9 +64,9 @@ class Authority:
         return cls(certificate, key)
 
     def save(self, files: AuthorityFiles) -> None:
-        """Write certificate and key."""
-        write_public(files.certificate, self.pem)
+        """Write key and certificate; where there is a certificate, both are there."""
         write_secret(files.key, key_pem(self.key))
+        write_public(files.certificate, self.pem)
 
     @property
     def pem(self) -> bytes:
@@ -113,7 +112,7 @@ def cluster_authority(signer: AuthorityFiles, cluster: int) -> Authority:
     Its certificates are worth nothing in another cluster, and nothing to the edge server.
     """
     files = AuthorityFiles(signer.folder / f"cluster-{cluster}")
-    if files.certificate.is_file() or files.key.is_file():
+    if files.certificate.is_file():
         return Authority.load(files)
     authority = Authority.create(title=f"CollaPipe cluster {cluster}")
     authority.save(files)
@@ -122,7 +121,7 @@ def cluster_authority(signer: AuthorityFiles, cluster: int) -> Authority:
 
 def forget_cluster_authority(signer: AuthorityFiles, cluster: int) -> None:
     """Remove a cluster's authority, so that the next certificate of the cluster comes from a new one."""
-    shutil.rmtree(signer.folder / f"cluster-{cluster}", ignore_errors=True)
+    durable.remove(signer.folder / f"cluster-{cluster}")
 
 
 def supernode_keys() -> tuple[bytes, bytes]:

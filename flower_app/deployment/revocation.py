@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import datetime
 import json
-import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
+from client_pipeline import durable
 from flower_app.deployment.certificate_authority import (
     AUTHORITY_DAYS,
     Authority,
-    forget_cluster_authority,
     read_certificate,
     read_entries,
     write_public,
@@ -31,17 +30,19 @@ from flower_app.deployment.credentials import (
     CuFiles,
     ServerFiles,
     cu_name,
-    devices_name,
 )
 
 
-def revoke(root: Path, cluster: int) -> dict[str, Any]:
+def revoke(root: Path, cluster: int, renew: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Take all rights from a cluster's control unit.
+
+    The list that the edge server's programs read is written last: up to then the same can be done again.
 
     Parameters
     ----------
     root : folder with the authority and the edge server's files
     cluster : of the control unit
+    renew : gives the cluster's other boxes another secret, before the control unit loses anything
 
     Returns
     -------
@@ -60,15 +61,14 @@ def revoke(root: Path, cluster: int) -> dict[str, Any]:
     serials = {int(serial, 16) for serial in read_entries(signer.issued).get(name, [])}
     if not serials:
         raise ValueError(f"--cluster: {signer.folder} has issued no certificate to {name}; see {root} for others")
+    renew()
     key_lines = signer.revoked_key_lines()
     if files.supernode_public_key.is_file() and (line := files.supernode_public_key.read_text("utf-8").strip()):
         key_lines = list(dict.fromkeys([*key_lines, line]))
     write_public(signer.revoked_keys, "".join(f"{line}\n" for line in key_lines).encode())
-    revoke_serials(authority, signer, server, serials)
     (server.supernodes / f"{name}.pub").unlink(missing_ok=True)
-    for folder in (files.folder, root / devices_name(cluster)):
-        shutil.rmtree(folder, ignore_errors=True)
-    forget_cluster_authority(signer, cluster)
+    durable.remove(files.folder)
+    revoke_serials(authority, signer, server, serials)
     return {"revoked": name, "certificates": len(serials), "folder": str(server.folder)}
 
 
@@ -90,9 +90,9 @@ def publish(authority: Authority, signer: AuthorityFiles, server: ServerFiles) -
     """Copy the lists of revoked certificates and keys into the server's folder; make them if there are none."""
     if not signer.revoked_certificates.is_file():
         write_public(signer.revoked_certificates, _list(authority, ()))
-    write_public(server.revoked_certificates, signer.revoked_certificates.read_bytes())
     if signer.revoked_keys.is_file():
         write_public(server.revoked_keys, signer.revoked_keys.read_bytes())
+    write_public(server.revoked_certificates, signer.revoked_certificates.read_bytes())
 
 
 def _list(authority: Authority, serials: Iterable[int]) -> bytes:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from client_pipeline import durable
 from client_pipeline.link.hosts import HostPort, is_loopback
 from flower_app.deployment import revocation
 from flower_app.deployment.certificate_authority import (
@@ -97,6 +98,8 @@ def approve_file(folder: JoinFolder, request_file: Path) -> tuple[Box, Path]:
 def revoke_box(folder: JoinFolder, box_id: str, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     """Refuse a box that waits, or take all rights from one that has joined.
 
+    Its cluster's new secret comes first: the box is revoked with the last write, and the command can be repeated before.
+
     Returns
     -------
     ``revoked``, its name or id; ``certificates``, the number that it has lost.
@@ -105,6 +108,8 @@ def revoke_box(folder: JoinFolder, box_id: str, say: Callable[[str], None] = lam
     with folder.deciding():
         box = folder.find(box_id)
         if box.status == WAITING:
+            for path in _keys_of_a_half_approval(folder, box):
+                path.unlink()
             folder.answer(box.token_hash, {"status": REFUSED})
             say(f"{box.box_id} is refused; it gets no certificate")
             return {"revoked": box.box_id, "certificates": 0}
@@ -113,9 +118,9 @@ def revoke_box(folder: JoinFolder, box_id: str, say: Callable[[str], None] = lam
         if box.is_control_unit:
             return _revoke_control_unit(folder, box.cluster, say)
         authority = Authority.load(folder.authority)
+        others = _renew_cluster(folder, box.cluster, box.name)
         serials = {int(box.answer["serial"], 16)}
         revocation.revoke_serials(authority, folder.authority, folder.server, serials)
-        others = _renew_cluster(folder, box.cluster)
     say(
         f"{box.name} is revoked; {', '.join(others) or 'no other box'} of its cluster start again within seconds, with "
         "a secret and certificates that it does not have"
@@ -130,12 +135,14 @@ def revoke_cluster(folder: JoinFolder, cluster: int, say: Callable[[str], None])
 
 
 def _revoke_control_unit(folder: JoinFolder, cluster: int, say: Callable[[str], None]) -> dict[str, Any]:
-    revoked = revocation.revoke(folder.root, cluster)
+    others: list[str] = []
+    name = cu_name(cluster)
+    revoked = revocation.revoke(folder.root, cluster, lambda: others.extend(_renew_cluster(folder, cluster, name)))
     say(
         f"{revoked['revoked']} is revoked: an edge server on this machine refuses it from now on; to another machine "
         f"copy {revoked['folder']}, and start the edge server there again"
     )
-    if others := _renew_cluster(folder, cluster):
+    if others:
         say(
             f"{', '.join(others)} of its cluster start again within seconds, with a secret and certificates that it "
             "does not have, and wait for another control unit of this cluster"
@@ -146,6 +153,9 @@ def _revoke_control_unit(folder: JoinFolder, cluster: int, say: Callable[[str], 
 def _control_unit(folder: JoinFolder, authority: Authority, box: Box) -> dict[str, Any]:
     cluster = _free_cluster(folder, box)
     name = cu_name(cluster)
+    for path in _keys_of_a_half_approval(folder, box):
+        if path.stem != name:
+            path.unlink()
     public = CuFiles(folder.root / name)
     secret = DeviceFiles(folder.root / devices_name(cluster)).ray_token
     # Boxes of an earlier, revoked control unit have this secret already.
@@ -156,7 +166,7 @@ def _control_unit(folder: JoinFolder, authority: Authority, box: Box) -> dict[st
     answer = _answer(folder, authority, box, name, cluster, public.certificate)
     write_public(folder.server.supernodes / f"{name}.pub", box.request.supernode_line(name))
     revocation.publish(authority, folder.authority, folder.server)
-    _tell_members(folder, cluster, cu=_address(box))
+    _tell(folder, _members(folder, cluster), cu=_address(box))
     return answer | {"devices": list(box.request.devices)}
 
 
@@ -204,22 +214,26 @@ def _cluster_trust(folder: JoinFolder, box: Box, cluster: int) -> dict[str, str]
     }
 
 
-def _renew_cluster(folder: JoinFolder, cluster: int) -> list[str]:
-    """Give a cluster another authority and secret, which a revoked box does not get; return the names of its boxes."""
-    if not _members(folder, cluster):
-        return []
+def _renew_cluster(folder: JoinFolder, cluster: int, revoked: str) -> list[str]:
+    """Give a cluster another authority and secret, which the revoked box does not get; return the names of the others.
+
+    A cluster without another box keeps neither.
+    """
+    others = [box for box in _members(folder, cluster) if box.name != revoked]
+    secret = DeviceFiles(folder.root / devices_name(cluster)).ray_token
     forget_cluster_authority(folder.authority, cluster)
-    write_secret(DeviceFiles(folder.root / devices_name(cluster)).ray_token, secrets.token_hex(32).encode())
-    return _tell_members(folder, cluster)
+    if others:
+        write_secret(secret, secrets.token_hex(32).encode())
+    else:
+        durable.remove(secret.parent)
+    _tell(folder, others)
+    return [box.name for box in others]
 
 
-def _tell_members(folder: JoinFolder, cluster: int, **more: str) -> list[str]:
-    """Answer the boxes of a cluster with its present authority and secret; return their names."""
-    members = _members(folder, cluster)
+def _tell(folder: JoinFolder, members: Iterable[Box], **more: str) -> None:
+    """Answer boxes with the present authority and secret of their cluster."""
     for box in members:
-        trust = _cluster_trust(folder, box, cluster)
-        folder.answer(box.token_hash, {**box.answer, **trust, **more})
-    return [box.name for box in members]
+        folder.answer(box.token_hash, {**box.answer, **_cluster_trust(folder, box, box.cluster), **more})
 
 
 def _members(folder: JoinFolder, cluster: int) -> list[Box]:
@@ -231,8 +245,16 @@ def _address(control_unit: Box) -> str:
     return str(HostPort(control_unit.request.host, control_unit.request.ray_port))
 
 
+def _keys_of_a_half_approval(folder: JoinFolder, box: Box) -> list[Path]:
+    """Return the SuperNode keys in the server's folder that a waiting box has from an approval that did not end."""
+    names = {other.name for other in folder.boxes() if other.status == APPROVED}
+    keys = [path for path in folder.server.supernodes.glob("*.pub") if path.stem not in names]
+    return [path for path in keys if box.is_control_unit and path.read_bytes() == box.request.supernode_line(path.stem)]
+
+
 def _free_cluster(folder: JoinFolder, box: Box) -> int:
-    taken = {path.stem for path in folder.server.supernodes.glob("*.pub")}
+    keys = {*folder.server.supernodes.glob("*.pub")} - {*_keys_of_a_half_approval(folder, box)}
+    taken = {path.stem for path in keys} | {other.name for other in folder.boxes() if other.status == APPROVED}
     asked = box.request.cluster
     if asked == ANY_CLUSTER:
         return next(n for n in range(len(taken) + 1) if cu_name(n) not in taken)

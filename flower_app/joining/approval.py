@@ -98,7 +98,7 @@ def approve_file(folder: JoinFolder, request_file: Path) -> tuple[Box, Path]:
 def revoke_box(folder: JoinFolder, box_id: str, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     """Refuse a box that waits, or take all rights from one that has joined.
 
-    Its cluster's new secret comes first: the box is revoked with the last write, and the command can be repeated before.
+    Its cluster's new secret comes first. The last write revokes the box: up to then the same can be done again.
 
     Returns
     -------

@@ -15,6 +15,7 @@ from flower_app.deployment.credentials import DeviceFiles
 from flower_app.deployment.device_box import DeviceBox
 from flower_app.deployment.metrics_door import metrics_address
 from flower_app.deployment.ray_node import FIRST_PORT
+from flower_app.error_text import error_text
 from flower_app.joining.join_code import JoinCode
 from flower_app.joining.join_folder import APPROVED, REVOKED
 from flower_app.joining.join_request import ANY_CLUSTER, CU_KIND, DEVICE_KIND
@@ -257,17 +258,17 @@ class MembershipWatch:
             return self._reason
         try:
             answer = ask(self._service, self._folder.renewal_question(), self._authority)
+            if answer["status"] == REVOKED:
+                self._reason = "this box was revoked on the edge server"
+            elif answer["status"] == APPROVED and self._folder.keep_of_cluster(answer):
+                self.is_renewed = True
+                self._reason = "a box of this cluster was revoked: there is a new secret, or another control unit"
         except NotThere:
             # The box goes on while the edge server is down.
-            return self._reason
-        except JoinRefused as error:
-            self._say(f"warning: {error}")
-            return self._reason
-        if answer["status"] == REVOKED:
-            self._reason = "this box was revoked on the edge server"
-        elif answer["status"] == APPROVED and self._folder.keep_of_cluster(answer):
-            self.is_renewed = True
-            self._reason = "a box of this cluster was revoked: there is a new secret, or another control unit"
+            pass
+        except (OSError, ValueError, LookupError) as error:
+            # A disk that is full now need not be so the next time.
+            self._say(f"warning: {error_text(error)}; asking again in {self._poll_s:g} s")
         return self._reason
 
     def stop(self) -> None:

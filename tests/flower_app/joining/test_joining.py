@@ -1,7 +1,9 @@
 """Boxes join by a code: who gets a certificate, and who is refused."""
 
 import contextlib
+import errno
 import json
+import os
 import ssl
 import stat
 import threading
@@ -12,6 +14,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 
+from client_pipeline.durable import Disk
 from client_pipeline.link.hosts import HostPort
 from flower_app.deployment.supernodes import trusted_keys
 from flower_app.joining.approval import approve_box, revoke_box
@@ -329,3 +332,23 @@ def test_an_attempt_that_fails_leaves_what_the_box_had(server, tmp_path):
     with pytest.raises(JoinRefused):
         JoiningBox(code=str(server.code(minutes=-1)), state=tmp_path / "state", control_unit=True).join(print)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_box_that_cannot_write_its_new_secret_says_so_and_tries_again(server, tmp_path, monkeypatch):
+    """Its watch ended at one full disk, and it never heard of the new secret."""
+    unit = joined(server, tmp_path / "cu", wish())
+    joined(server, tmp_path / "device", wish("device", 0, host="10.0.0.3"))
+    words = []
+    watch = MembershipWatch(unit.folder, words.append, poll_s=0.05)
+    with monkeypatch.context() as patch:
+
+        def full(_, path, write):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        revoke_box(server.folder, "device-0-0")
+        patch.setattr(Disk, "fill", full)
+        eventually(lambda: len(words) > 1)
+    eventually(lambda: watch.is_renewed)
+    watch.stop()
+    assert "No space left on device" in words[0] and "cluster.pem" in words[0]
+    assert unit.folder.files.ray_token.read_text() == server.folder.find("cu-0").answer["ray_token"]

@@ -32,17 +32,33 @@ _KINDS = {
 
 
 def check_readable(run_dir: Path) -> None:
-    """Refuse a run directory on which a reader would wait or read without an end."""
-    for path in (*run_dir.iterdir(), *run_dir.glob("logs/*")):
-        try:
-            mode = path.stat().st_mode
-        except FileNotFoundError:
+    """Refuse a run directory on which a reader would wait or read without an end; its programs' own folder is not read.
+
+    Linked folders are looked at like others, each once.
+    """
+    folders, seen = [run_dir], {(run_dir / _SCRATCH).resolve()}
+    while folders:
+        folder = folders.pop()
+        if (place := folder.resolve()) in seen:
             continue
-        except OSError as error:
-            raise ValueError(f"{path}: expected a file or folder, found {error.strerror}; remove it") from error
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            kind = _KINDS.get(stat.S_IFMT(mode), "a device")
-            raise ValueError(f"{path}: expected a file or folder, found {kind}; remove it")
+        seen.add(place)
+        try:
+            paths = list(folder.iterdir())
+        except OSError:
+            # It has gone, or nobody can read it here.
+            continue
+        for path in paths:
+            try:
+                mode = path.stat().st_mode
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise ValueError(f"{path}: expected a file or folder, found {error.strerror}; remove it") from error
+            if stat.S_ISDIR(mode):
+                folders.append(path)
+            elif not stat.S_ISREG(mode):
+                kind = _KINDS.get(stat.S_IFMT(mode), "a device")
+                raise ValueError(f"{path}: expected a file or folder, found {kind}; remove it")
 
 
 @contextmanager
@@ -54,7 +70,7 @@ def locked(run_dir: Path) -> Iterator[None]:
     ValueError
         If the run goes on already: under another command, or in a server app that has outlived its command.
     """
-    with _lock_file(run_dir / COMMAND) as file:
+    with guarded_file(run_dir / COMMAND) as file:
         if not _try_lock(file) or is_served(run_dir):
             raise _still_going(run_dir)
         yield
@@ -69,7 +85,7 @@ def serving(run_dir: Path) -> Iterator[None]:
     ValueError
         If another server app writes it.
     """
-    with _lock_file(run_dir / SERVER) as file:
+    with guarded_file(run_dir / SERVER) as file:
         if not _try_lock(file, wait_s=_PROBES_S):
             raise _still_going(run_dir)
         file.truncate(0)
@@ -86,7 +102,7 @@ def is_served(run_dir: Path) -> bool:
 def server_process(run_dir: Path) -> int | None:
     """Id of the process that writes the run directory now; 0 if it has not said so yet, None if there is none."""
     try:
-        with _lock_file(run_dir / SERVER, os.O_RDONLY) as file:
+        with guarded_file(run_dir / SERVER, os.O_RDONLY) as file:
             return None if _try_lock(file, fcntl.LOCK_SH) else int(file.read(20) or 0)
     except FileNotFoundError:
         return None
@@ -148,8 +164,14 @@ def nodes_held(nodes: Sequence[int], run_dir: Path) -> Iterator[None]:
         yield
 
 
-def _lock_file(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> IO[str]:
-    """Open a lock's file as it is: through no link, without emptying it, and without waiting at a pipe."""
+def guarded_file(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> IO[str]:
+    """Open a lock's or key's file as it is: through no link, without emptying it, and without waiting at a pipe.
+
+    Raises
+    ------
+    ValueError
+        If it is a link, no regular file, or of another user.
+    """
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     except OSError:
@@ -178,7 +200,7 @@ def _refuse_foreign(path: Path, status: os.stat_result, *kinds: int) -> None:
 def _removable_lock(path: Path, wait_s: float = 0.0) -> Iterator[IO[str] | None]:
     """Take a lock whose file goes when it is released; None if another process holds it."""
     while True:
-        with _lock_file(path) as file:
+        with guarded_file(path) as file:
             if not _try_lock(file, wait_s=wait_s):
                 yield None
                 return

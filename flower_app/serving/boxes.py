@@ -16,7 +16,7 @@ from flower_app.launch.app_folder import assemble_app
 from flower_app.launch.launcher import Launcher, LaunchOrder, Outcome
 from flower_app.runs.doors import SERVE_FOLDER, door_line
 from flower_app.runs.run_directory import FINISHED
-from flower_app.runs.run_lock import locked
+from flower_app.runs.run_lock import locked, refuse_foreign_files
 
 
 def order_boxes(run_dir: Path, config: RunConfig, when: str, launcher: Launcher, say: Callable[[str], None]) -> Outcome:
@@ -32,6 +32,7 @@ def order_boxes(run_dir: Path, config: RunConfig, when: str, launcher: Launcher,
     """
     folder = run_dir / SERVE_FOLDER
     with locked(run_dir):
+        refuse_foreign_files(folder)
         shutil.rmtree(folder, ignore_errors=True)
         app = assemble_app(durable.make_folders(folder) / "flower" / "app")
         config = replace(config, run_dir=str(run_dir), resume=False, serve=replace(config.serve, when=when))

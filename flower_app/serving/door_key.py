@@ -5,15 +5,19 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
+from contextlib import suppress
 from operator import methodcaller
 from pathlib import Path
 
 from client_pipeline import durable
+from flower_app.runs.run_lock import guarded_file
 
 KEY_FILE = "serve-key.sha256"
 """File with the digest of a door's key."""
 _KEY_BYTES = 16
+_MOST_CHARACTERS = 100
 
 
 def key_digest(key: str) -> bytes:
@@ -32,18 +36,26 @@ def door_key(folder: Path, new: bool) -> tuple[str, bytes]:
     Raises
     ------
     ValueError
-        If the file of the digest holds something else.
+        If the file of the digest holds something else, is a link, or others than its owner can write it.
     """
     path = folder / KEY_FILE
-    if path.is_file() and not new:
-        try:
-            digest = bytes.fromhex(path.read_text(encoding="ascii").strip())
-        except ValueError:
-            digest = b""
-        if len(digest) != 32:
-            raise ValueError(f"{path}: expected the digest of a key, found something else; remove it, for another key")
-        return "", digest
+    with suppress(FileNotFoundError):
+        if not new:
+            return "", _kept_digest(path)
     key = secrets.token_urlsafe(_KEY_BYTES)
     write = methodcaller("write_text", key_digest(key).hex() + "\n", encoding="ascii")
     durable.write_file(path, write, mode=0o600)
     return key, key_digest(key)
+
+
+def _kept_digest(path: Path) -> bytes:
+    with guarded_file(path, os.O_RDONLY) as file:
+        is_writable = os.fstat(file.fileno()).st_mode & 0o022
+        try:
+            digest = b"" if is_writable else bytes.fromhex(file.read(_MOST_CHARACTERS).strip())
+        except ValueError:
+            digest = b""
+    if len(digest) != 32:
+        expected = "a file that its owner alone can write" if is_writable else "the digest of a key"
+        raise ValueError(f"{path}: expected {expected}, found something else; remove it, for another key")
+    return digest

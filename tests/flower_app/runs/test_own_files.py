@@ -10,8 +10,10 @@ from client_pipeline import durable
 from flower_app.config.run_config import RunConfig
 from flower_app.launch.single_run import claim, continued_run
 from flower_app.runs.listing import listed_runs
-from flower_app.runs.run_directory import find_run, write_config
+from flower_app.runs.run_directory import find_run, read_run_config, write_config
 from flower_app.runs.run_lock import locked, nodes_held, serving
+from flower_app.serving.boxes import order_boxes
+from flower_app.serving.door_key import KEY_FILE, door_key
 
 STRANGER = 4_321
 
@@ -185,16 +187,19 @@ def test_a_name_aside_cannot_be_guessed(tmp_path, precious):
 
 
 @pytest.mark.parametrize("plant", ["pipe", "device", "ring"])
-@pytest.mark.parametrize("name", ["rounds.jsonl", "summary.json", "machines.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["rounds.jsonl", "summary.json", "logs/a.log", "checkpoint/x", "models/round-000001-1/task.json"]
+)
 def test_what_never_ends_in_a_run_directory_is_refused(tmp_path, name, plant):
     """`report` waited at a pipe of a stranger's, and read a link to /dev/zero until memory was full."""
     run_dir = tmp_path / "runs" / "theirs"
     run_dir.mkdir(parents=True)
     write_config(run_dir, RunConfig())
+    (run_dir / name).parent.mkdir(parents=True, exist_ok=True)
     if plant == "pipe":
         os.mkfifo(run_dir / name)
     else:
-        (run_dir / name).symlink_to("/dev/null" if plant == "device" else name)
+        (run_dir / name).symlink_to("/dev/null" if plant == "device" else run_dir / name)
     try:
         find_run(run_dir)
     except ValueError as error:
@@ -203,3 +208,53 @@ def test_what_never_ends_in_a_run_directory_is_refused(tmp_path, name, plant):
         pytest.fail("taken")
     (listed,) = listed_runs(tmp_path / "runs")
     assert listed.status == "unreadable"
+
+
+def test_a_linked_folder_is_looked_at_once_and_the_programs_own_one_never(tmp_path):
+    run_dir = foreign_run(tmp_path)
+    (run_dir / "flower").mkdir()
+    os.mkfifo(run_dir / "flower" / "socket")
+    (run_dir / "logs" / "up").symlink_to(run_dir)
+    assert find_run(run_dir) == run_dir
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    os.mkfifo(elsewhere / "pipe")
+    (run_dir / "logs" / "more").symlink_to(elsewhere)
+    with pytest.raises(ValueError, match="logs/more/pipe: expected a file or folder, found a pipe"):
+        find_run(run_dir)
+
+
+@pytest.mark.parametrize("plant", ["link", "pipe", "writable"])
+def test_a_door_takes_no_key_that_another_can_have_put_there(tmp_path, plant):
+    """The planter of the file knows its key, and `serve` said that it was told before."""
+    (tmp_path / "theirs").mkdir()
+    _, digest = door_key(tmp_path / "theirs", new=False)
+    path = tmp_path / "run" / KEY_FILE
+    path.parent.mkdir()
+    if plant == "link":
+        path.symlink_to(tmp_path / "theirs" / KEY_FILE)
+    elif plant == "pipe":
+        os.mkfifo(path)
+    else:
+        path.write_text(digest.hex())
+        path.chmod(0o666)
+    with pytest.raises(ValueError, match=f"{KEY_FILE}: expected a file (of your own|that its owner alone can write)"):
+        door_key(path.parent, new=False)
+    assert door_key(path.parent, new=True)[0] and door_key(path.parent, new=False) != ("", digest)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+def test_a_door_takes_no_key_of_another_user(tmp_path):
+    door_key(tmp_path, new=False)
+    os.chown(tmp_path / KEY_FILE, STRANGER, STRANGER)
+    with pytest.raises(ValueError, match=f"expected a file of your own, found one of user {STRANGER}"):
+        door_key(tmp_path, new=False)
+
+
+def test_the_order_to_boxes_follows_no_link(tmp_path, precious):
+    """`serve --superlink` of a foreign run wrote its order where the link `serve` led."""
+    run_dir = foreign_run(tmp_path)
+    (run_dir / "serve").symlink_to(precious)
+    with pytest.raises(ValueError, match="serve: expected a file or a folder of your own, found a link; remove it"):
+        order_boxes(run_dir, read_run_config(run_dir), "now", None, print)
+    assert os.listdir(precious) == ["thesis.tex"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from typing import NamedTuple
 
 
@@ -66,9 +67,23 @@ def check_ipv4_host(key: str, host: str) -> None:
         raise ValueError(f"{key}: expected a name or an IPv4 address, found {host!r}")
 
 
+def plain_host(host: str) -> str:
+    """Return one form for all spellings of a host: brackets, IPv4 within IPv6, short forms, capitals, a last dot."""
+    bare = host.strip("[]").rstrip(".").lower()
+    try:
+        address = ipaddress.ip_address(bare)
+    except ValueError:
+        try:
+            return socket.inet_ntoa(socket.inet_aton(bare))
+        except OSError:
+            return bare
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach ``host``."""
+    plain = plain_host(host)
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(plain).is_loopback
     except ValueError:
-        return host == "localhost"
+        return plain == "localhost"

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from client_pipeline import durable
-from client_pipeline.link.hosts import HostPort, is_loopback
+from client_pipeline.link.hosts import HostPort, is_loopback, plain_host
 from flower_app.deployment import revocation
 from flower_app.deployment.certificate_authority import (
     CERTIFICATE_DAYS,
@@ -268,8 +268,9 @@ def _free_cluster(folder: JoinFolder, box: Box) -> int:
 
 def shared_address_warning(folder: JoinFolder, box: Box) -> str:
     """Warn of a box with the address of another one of its cluster; empty if there is none, and on the loopback."""
-    others = [other.name for other in _members(folder, box.cluster) if other.request.host == box.request.host]
-    others = [name for name in others if name != box.name]
+    host = plain_host(box.request.host)
+    same = [other.name for other in _members(folder, box.cluster) if plain_host(other.request.host) == host]
+    others = [name for name in same if name != box.name]
     if not others or is_loopback(box.request.host):
         return ""
     return (

@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import threading
+from dataclasses import replace
 
 import pytest
 from cryptography import x509
@@ -10,11 +11,11 @@ from cryptography.exceptions import InvalidSignature
 from typer.testing import CliRunner
 
 from flower_app.cli.main import app
-from flower_app.joining.approval import approve_box, revoke_box
+from flower_app.joining.approval import approve_box, revoke_box, shared_address_warning
 from flower_app.joining.joined_box import JoiningBox, MembershipWatch
 from flower_app.joining.newcomer import JoinRefused
 from flower_app.joining.registrar import approve_waiting
-from helpers.joining import JoiningThread, joined, waiting, wish
+from helpers.joining import JoiningThread, edge_folder, joined, joined_by_files, waiting, wish
 
 
 def cluster(server, tmp_path):
@@ -103,6 +104,26 @@ def test_who_lets_a_device_in_is_told_that_it_has_its_control_units_address(serv
     words = []
     approve_waiting(server.folder, words.append)
     assert any("device-0-1 has the address of cu-0" in line for line in words) == is_told
+
+
+@pytest.mark.parametrize(
+    ("unit", "device", "is_told"),
+    [
+        ("10.0.0.2", "::ffff:10.0.0.2", True),
+        ("10.0.0.2", "[::FFFF:a00:2]", True),
+        ("10.0.0.2", "10.2", True),
+        ("10.0.0.2", "10.3", False),
+        ("unit.example", "Unit.Example", True),
+        ("127.0.0.1", "127.1", False),
+    ],
+)
+def test_an_address_is_known_in_each_of_its_forms(tmp_path, unit, device, is_told):
+    folder = edge_folder(tmp_path / "certs")
+    joined_by_files(folder.root, tmp_path / "cu", unit)
+    joined_by_files(folder.root, tmp_path / "device", "10.0.0.9", cluster=0)
+    box = folder.find("device-0-0")
+    warning = shared_address_warning(folder, replace(box, request=replace(box.request, host=device)))
+    assert ("has the address of cu-0" in warning) == is_told
 
 
 # What stays on a box

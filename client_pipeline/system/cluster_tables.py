@@ -12,7 +12,7 @@ import numpy as np
 
 from client_pipeline.system.devices import DeviceProfile, UplinkProfile
 from client_pipeline.system.radio import Array
-from client_pipeline.system.scenario_table import Quantity, ScenarioTable, draw_each
+from client_pipeline.system.scenario_table import MOST_COUNT, Quantity, ScenarioTable, draw_each
 from client_pipeline.system.units import from_db, giga, mega
 
 NOT_NEGATIVE = "of at least 0"
@@ -218,6 +218,11 @@ class ScenarioClusters:
                     f"{raw['devices']!r} for every cluster; remove that key and give each [[cluster]] its own devices"
                 )
             count = cluster_table.count("count", 1)
+            if (together := len(clusters) + count) > MOST_COUNT:
+                raise ValueError(
+                    f"{location}: {name}.count: expected at most {MOST_COUNT:,} clusters of all [[cluster]] together, "
+                    f"found {together:,}"
+                )
             site = _site_name(cluster_table, own_raw)
             counted = top if "devices" in raw else cluster_table
             for place in range(count):

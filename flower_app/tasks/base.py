@@ -115,6 +115,10 @@ def check_task_data(name: str, data: DataConfig) -> None:
         )
 
 
+MOST_WEIGHTS = 10**12
+"""Most weights of an architecture, roughly counted: beyond it no machine builds it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Table ``[model]``: the architecture; what the task and its tokenizer decide is not here."""
@@ -155,6 +159,12 @@ class ModelConfig:
         """Refuse sizes that cannot be built."""
         check_least("model.", self, width=1, num_heads=1, feed_forward=1, encoder_layers=1, decoder_layers=1)
         check_least("model.", self, max_length=1)
+        weights = (self.encoder_layers + self.decoder_layers) * self.width * (self.width + self.feed_forward)
+        if (weights := weights + self.max_length * self.width) > MOST_WEIGHTS:
+            raise ValueError(
+                "model.width: expected, with these layers, feed-forward and max-length, at most "
+                f"{MOST_WEIGHTS:,} weights, found about {weights:,}; lower one of them"
+            )
         if self.width % self.num_heads:
             raise ValueError(
                 f"model.width: {self.width} is not a multiple of model.num-heads = {self.num_heads}; change one of them"

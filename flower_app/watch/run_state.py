@@ -13,6 +13,7 @@ from typing import Any
 
 from client_pipeline.documents import json_value
 from client_pipeline.link.cluster_news import ENDED
+from client_pipeline.system.scenario_table import MOST_COUNT
 from flower_app.report.data import left_out, used_bytes
 from flower_app.runs.followed_rounds import FollowedRounds, seconds_left
 from flower_app.runs.live_faults import MissingSign, faults_of_round, missing_signs
@@ -209,7 +210,7 @@ def _states(record: Mapping[str, Any]) -> str:
     entries |= {int(entry["cluster"]): LEFT_OUT for entry in left_out(record)}
     entries |= {int(report["cluster"]): TRAINED for report in record.get("clusters") or ()}
     entries |= {int(f["cluster"]): FAILED_ROUND for f in record.get("failed") or () if f.get("cluster") is not None}
-    return "".join(entries.get(n, WAITED) for n in range(max(entries, default=-1) + 1))
+    return "".join(entries.get(n, WAITED) for n in range(min(max(entries, default=-1) + 1, MOST_COUNT)))
 
 
 def _fault(fault: Mapping[str, Any]) -> dict[str, Any]:

@@ -161,3 +161,19 @@ def test_a_command_says_so_in_one_line_and_at_once(tmp_path):
 def test_a_batch_that_no_planner_could_cut_is_refused_at_once():
     said = mistake(lambda: training_scenario(load_config(None, [f"batch-size={10**9}"])))
     assert said == "batch-size: expected at most 100,000, found 1000000000; lower it"
+
+
+def test_the_clusters_of_all_tables_are_counted_together(tmp_path):
+    """Each table's count has its bound, and a thousand tables took all memory."""
+    text = SCENARIO.replace("clusters = 3\n", "") + "[[cluster]]\ncount = 9000\n" * 2
+    said = mistake(lambda: load_scenario(str(written(tmp_path / "large.toml", text))))
+    assert "large.toml: cluster[1].count: expected at most 10,000 clusters of all [[cluster]] together" in said
+    assert said.endswith("found 18,000")
+
+
+@pytest.mark.parametrize(
+    "sets", [["width=1000000", "encoder-layers=1000"], ["feed-forward=1000000000000"], ["max-length=1000000000000"]]
+)
+def test_a_model_that_no_machine_can_build_is_refused_at_once(sets):
+    said = mistake(lambda: load_config(None, [f"model.{text}" for text in sets]))
+    assert said.startswith("model.width: expected") and "at most 1,000,000,000,000 weights, found about" in said

@@ -106,3 +106,9 @@ def test_a_device_whose_process_has_ended_is_told_of_between_rounds_until_its_cl
         assert 3.0 <= sign["seconds"] < 60 and sign["text"].startswith("cluster 0, device 1: its process ended ")
         news.hear(0, 6, ClusterNews(round=6).to_text())
         assert signs() == []
+
+
+def test_a_cluster_of_an_endless_number_costs_the_page_no_memory(page, run_dir, line):
+    """Each cluster up to the largest number has a letter: a trillion of them had no end."""
+    append_round(run_dir, line | {"round": 5, "clusters": [], "failed": [{"cluster": 10**12, "reason": "gone"}]})
+    assert len(state_of(page)["rounds"][-1]["states"]) == 10_000

@@ -11,6 +11,7 @@ MOST_LEVELS = 100
 """Tables and lists within each other."""
 MOST_DIGITS = 300
 """Most digits of a whole number: a float holds it."""
+_TOO_LONG = f"a whole number: expected at most {MOST_DIGITS} digits, found more"
 
 
 def json_value(text: str | bytes) -> Any:
@@ -41,10 +42,15 @@ def _bounded(read: Callable[[Any], Any], text: Any) -> Any:
         document = read(text)
     except RecursionError:
         raise ValueError(f"tables and lists within each other: expected at most {MOST_LEVELS} levels") from None
+    except (json.JSONDecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError:
+        # Python converts no number of thousands of digits, and names a setting of its own.
+        raise ValueError(_TOO_LONG) from None
     level = [document]
     for _ in range(MOST_LEVELS + 1):
         if any(isinstance(value, int) and abs(value) >= 10**MOST_DIGITS for value in level):
-            raise ValueError(f"a whole number: expected at most {MOST_DIGITS} digits, found more")
+            raise ValueError(_TOO_LONG)
         inner = [
             value.values() if isinstance(value, dict) else value for value in level if isinstance(value, dict | list)
         ]

@@ -22,6 +22,8 @@ from helpers.repository import ROOT
 from strategies.dssda.instance_file import read_instance
 
 DEEP, DIGITS = 100_000, "9" * 400
+MORE_DIGITS = "9" * 5_000
+"""More than Python converts."""
 SCENARIO = (ROOT / "configs" / "scenarios" / "table2.toml").read_text(encoding="utf-8")
 
 
@@ -69,8 +71,9 @@ NAMES = {"summary": "summary.json", "rounds": "rounds.jsonl", "rows": "rows.json
         ('{"a": ' + "[" * 300 + "]" * 300 + "}", "at most 100 levels"),
         (f'{{"a": {DIGITS}}}', "at most 300 digits"),
         (f'{{"a": [[{{"b": -{DIGITS}}}]]}}', "at most 300 digits"),
+        (f'{{"a": {MORE_DIGITS}}}', "at most 300 digits"),
     ],
-    ids=["deep", "nested", "digits", "digits within"],
+    ids=["deep", "nested", "digits", "digits within", "more digits"],
 )
 def test_json_beyond_reason_gets_one_line(tmp_path, kind, text, expected):
     path = written(tmp_path / NAMES.get(kind, "file.json"), text + "\n")
@@ -88,9 +91,12 @@ def test_json_beyond_reason_gets_one_line(tmp_path, kind, text, expected):
     [
         ("a = " + "[" * DEEP + "]" * DEEP, "at most 100 levels"),
         ("a = " + "[" * 300 + "]" * 300, "at most 100 levels"),
+        (f"[[{'.'.join(['device'] * 10_000)}]]", "at most 100 levels"),
         (f"seed = {DIGITS}", "at most 300 digits"),
+        (f"seed = {MORE_DIGITS}", "at most 300 digits"),
+        (f"seed = 0x{MORE_DIGITS}", "at most 300 digits"),
     ],
-    ids=["deep", "nested", "digits"],
+    ids=["deep", "nested", "keys", "digits", "more digits", "hexadecimal"],
 )
 @pytest.mark.parametrize("read", [lambda path: load_scenario(str(path)), lambda path: load_config(str(path))])
 def test_toml_beyond_reason_gets_one_line(tmp_path, text, expected, read):

@@ -86,6 +86,9 @@ def predict(
         return
     from client_pipeline.durable import check_not_input
     from flower_app.prediction_file import check_out, read_question_rows, read_text_rows, write_predictions
+    from flower_app.runs.machines import MACHINES
+    from flower_app.runs.phases import PHASES
+    from flower_app.runs.run_directory import ROUNDS
     from flower_app.tasks.base import task
     from flower_app.tasks.instruction import InstructionTask
     from flower_app.tasks.tagging import TaggingTask
@@ -99,7 +102,8 @@ def predict(
     check_not_input("--out", out, file)
     if proba and out.suffix == ".txt":
         raise ValueError(f"--out: {out}: a text file has no columns for --proba; write a .csv, .tsv or .jsonl")
-    _, config, model = saved(run, sets, allow_module, proba, writes=True)
+    run_dir, config, model = saved(run, sets, allow_module, proba, writes=True)
+    check_not_input("--out", out, *(run_dir / name for name in (ROUNDS, MACHINES, PHASES)))
     chosen = task(config.task)
     is_chat = isinstance(chosen, InstructionTask)
     read = read_question_rows if is_chat else read_text_rows

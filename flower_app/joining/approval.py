@@ -73,9 +73,11 @@ def approve_file(folder: JoinFolder, request_file: Path) -> tuple[Box, Path]:
     Raises
     ------
     ValueError
-        If the file is no request, its code is not good, or its box cannot be approved.
+        If the file is no request or has the answer's name, its code is not good, or its box cannot be approved.
     """
     folder.check()
+    answer_file = request_file.with_suffix(ANSWER)
+    durable.check_not_input("--file", answer_file, request_file)
     with request_file.open("rb") as file:
         line = file.read(MOST_REQUEST_BYTES + 1)
     desk = JoinDesk(folder)
@@ -90,7 +92,6 @@ def approve_file(folder: JoinFolder, request_file: Path) -> tuple[Box, Path]:
         raise ValueError(f"{request_file}: expected the request of a box, found one that is {answer.get('status')}")
     signed = json.dumps(answer).encode()
     signature = Authority.load(folder.authority).key.sign(signed, ec.ECDSA(hashes.SHA256()))
-    answer_file = request_file.with_suffix(ANSWER)
     write_secret(answer_file, signed + b"\n" + base64.b64encode(signature) + b"\n")
     return folder.find(str(answer["name"])), answer_file
 

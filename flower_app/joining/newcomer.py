@@ -19,6 +19,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from client_pipeline import durable
 from client_pipeline.link.hosts import HostPort
 from flower_app.deployment.certificate_authority import (
     key_pem,
@@ -214,14 +215,18 @@ def join_by_files(folder: BoxFolder, invitation: Path, wish: Wish, say: Callable
     ------
     JoinRefused
         If the answer is not signed by the authority in the code, or is another box's.
+    ValueError
+        If the invitation has the name of one of the other files, or there is no ``wish.host``.
     """
+    request_file, answer_file = (invitation.with_suffix(suffix) for suffix in (REQUEST, ANSWER))
+    for path in (request_file, answer_file):
+        durable.check_not_input("CODE", path, invitation)
     code = JoinCode.read(invitation.read_text(encoding="utf-8"))
     if not wish.host:
         raise ValueError(
             "--host: expected the address of this machine that the others of its cluster reach, found none"
         )
     request, question = _question(folder, code, wish)
-    request_file, answer_file = (invitation.with_suffix(suffix) for suffix in (REQUEST, ANSWER))
     if not answer_file.is_file():
         write_secret(request_file, json.dumps(question).encode() + b"\n")
         say(

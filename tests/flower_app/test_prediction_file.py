@@ -171,6 +171,17 @@ def test_predictions_are_not_written_over_their_own_input(name):
     )
 
 
+def test_predictions_are_not_written_over_the_records_of_their_run():
+    """`.jsonl` is a format of predictions, and of a run's rounds."""
+    Path("in.txt").write_text("a dog\n")
+    run = saved_run(CLASSES)
+    rounds = Path(run) / "rounds.jsonl"
+    rounds.write_text('{"round": 1}\n')
+    result = call("predict", run, "--file", "in.txt", "--out", rounds)
+    assert result.exit_code == 2 and "rounds.jsonl: is the file that is read" in result.stderr
+    assert rounds.read_text() == '{"round": 1}\n'
+
+
 def test_a_plan_and_a_profile_are_not_written_over_what_they_are_made_from():
     plan, measured = Path("plan.json"), Path("measured.toml")
     written = call("plan", "--scenario", "table2", "--planner", "uniform", "--write-plan", plan)

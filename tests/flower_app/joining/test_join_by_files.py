@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from flower_app.cli.main import app
 from flower_app.deployment.credentials import CuFiles
+from flower_app.joining.join_folder import JoinFolder
 from flower_app.joining.joined_box import JoiningBox, machine_of
 from flower_app.joining.newcomer import JoinRefused
 from helpers.joining import edge_folder, joined_by_files
@@ -134,3 +135,23 @@ def test_a_box_that_has_joined_takes_other_options_at_its_next_start(tmp_path):
     )
     with pytest.raises(ValueError, match="--ray-port: cu-0 has joined with 6379"):
         JoiningBox(code="", state=state, ray_port=7000).join(print)
+
+
+@pytest.mark.parametrize("name", ["box.request", "box.answer"])
+def test_an_invitation_with_the_name_of_another_file_is_refused_before_it_is_lost(tmp_path, name):
+    """The request was written over it, and the box could ask no more."""
+    invitation = invited(tmp_path).rename(tmp_path / name)
+    code = invitation.read_bytes()
+    with pytest.raises(ValueError, match=rf"CODE: .*{name}: is the file that is read, .*; name another"):
+        box_of(tmp_path, invitation).join(print)
+    assert invitation.read_bytes() == code and not list((tmp_path / "state").rglob("*.key"))
+
+
+def test_an_answer_is_not_written_over_its_request(tmp_path):
+    invitation = invited(tmp_path)
+    box_of(tmp_path, invitation).join(print)
+    request = (tmp_path / "box-1.request").rename(tmp_path / "box-1.answer")
+    line = request.read_bytes()
+    done = approved(tmp_path, request.name)
+    assert done.exit_code == 2 and "--file: " in done.stderr and "is the file that is read" in done.stderr
+    assert request.read_bytes() == line and not JoinFolder(tmp_path / "certs").boxes()

@@ -155,6 +155,24 @@ def test_files_of_several_clusters_are_joined_to_one_network(tmp_path):
     assert broken.exit_code != 0 and "cluster-0.json: expected what collapipe profile --json printed" in broken.stderr
 
 
+def test_a_scenario_that_cannot_be_written_leaves_nothing_aside(tmp_path):
+    spec = model_builder("", 0)().spec
+    figures, out = tmp_path / "cluster.json", tmp_path / "network.toml"
+    figures.write_text(
+        json.dumps(
+            Profile(
+                scenario=out,
+                model=spec,
+                costs=model_costs(spec, sequence_length=32, batch_size=16),
+                measurements=(MEASURED,),
+            ).to_dict()
+        )
+    )
+    out.mkdir()
+    assert call("profile", "--measured", figures, "--out", out).exit_code != 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster.json", "network.toml"]
+
+
 def call(*arguments):
     return CliRunner().invoke(app, list(map(str, arguments)))
 

@@ -54,6 +54,13 @@ def test_a_bundle_that_can_be_read_in_two_ways_is_refused():
             app_digest(junk)
 
 
+def test_the_files_of_a_bundle_are_bounded_together(monkeypatch):
+    monkeypatch.setattr("flower_app.deployment.app_digest.MAX_UNPACKED_BYTES", 150)
+    assert app_digest(bundle([("a.py", "x" * 100)]))
+    with pytest.raises(ValueError, match="app bundle: expected at most 150 bytes unpacked, found 200"):
+        app_digest(bundle([("a.py", "x" * 100), ("b.py", "x" * 100)]))
+
+
 def _within_half_a_gigabyte(data, answers):
     resource.setrlimit(resource.RLIMIT_AS, (512 * 2**20, 512 * 2**20))
     try:

@@ -11,6 +11,7 @@ from client_pipeline.families.pretrained import load_pretrained_weights
 from client_pipeline.partition.spec import LoraConfig
 from client_pipeline.serving.saved_parts import answering_parts
 from flower_app.config.run_config import RunConfig
+from flower_app.node import taken_model
 from flower_app.node.config import NodeConfig
 from flower_app.node.door_folder import DoorFolder
 from flower_app.node.taken_model import refuse_while_serving, take_model
@@ -90,6 +91,22 @@ def test_a_door_that_does_not_open_keeps_no_order(tmp_path):
     door_that_tells(tmp_path, error="no memory for the TEBs")
     with pytest.raises(ValueError, match="cluster 0: its door does not open: no memory for the TEBs"):
         take_model(CONFIG, NodeConfig(cluster=0, door=str(tmp_path)), *given())
+    assert DoorFolder(tmp_path).order() == {}
+
+
+def test_a_door_that_says_nothing_in_time_keeps_no_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(taken_model, "_OPEN_S", 0.0)
+    with pytest.raises(ValueError, match="cluster 0: its door did not open within 0 s; the box's log says why"):
+        take_model(CONFIG, NodeConfig(cluster=0, door=str(tmp_path)), *given())
+    assert DoorFolder(tmp_path).order() == {}
+
+
+def test_a_model_that_is_replaced_is_ordered_no_more(tmp_path):
+    """An earlier order stood beside files of the next model, and a door that started then answered with them."""
+    DoorFolder(tmp_path).give({"name": "earlier"})
+    values, weights = given()
+    with pytest.raises(ValueError):
+        take_model(CONFIG, NodeConfig(cluster=0, door=str(tmp_path)), values | {"task": "{"}, weights)
     assert DoorFolder(tmp_path).order() == {}
 
 

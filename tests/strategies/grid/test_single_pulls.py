@@ -1,5 +1,6 @@
 """Replies that cannot be put together, and replies that would fill the memory."""
 
+import json
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from helpers.wire_grid import HOSTILE, LARGE_START, NUM_CLUSTERS, START, change_array, round_of
+from strategies.grid.reply_pieces import _Pieces
 from strategies.grid.update_spool import UpdateSpool
 
 pytestmark = pytest.mark.usefixtures("flower_process")
@@ -91,6 +93,24 @@ def test_what_a_reply_says_that_it_answers_does_not_count():
 
     _, record = round_of(tamper)
     assert record["failed"] == [] and len(record["clusters"]) == NUM_CLUSTERS
+
+
+def test_the_chunks_of_one_array_are_no_longer_fetched_once_they_are_too_many():
+    """The bytes of an array were counted once all of its chunks were in memory."""
+    chunk, fetched = b"ArrayChunk  1000\x00" + bytes(1000), []
+    names = [f"{number:064x}" for number in range(2000)]
+
+    def pull(name):
+        fetched.append(name)
+        return chunk
+
+    body = {"dtype": "uint8", "shape": [2_000_000], "stype": "numpy.ndarray", "arraychunk_ids": list(range(2000))}
+    text = json.dumps(body)
+    pieces = _Pieces(pull, 3000, None)
+    with pytest.raises(ValueError, match="its arrays come to more than 3000 bytes"):
+        pieces._array(f"Array {','.join(names)} {len(text)}\x00{text}".encode())
+    # Each thread may have begun with one more.
+    assert 3 <= len(fetched) < 200
 
 
 BOMB = """

@@ -42,7 +42,8 @@ def revoke(root: Path, cluster: int, renew: Callable[[], None] = lambda: None) -
     ----------
     root : folder with the authority and the edge server's files
     cluster : of the control unit
-    renew : gives the cluster's other boxes another secret, before the control unit loses anything
+    renew : gives the cluster's other boxes another secret, before the control unit loses anything; without it the
+        cluster's secret and authority stay
 
     Returns
     -------

@@ -64,7 +64,8 @@ class EdgeJoining:
             If the authority is not complete, or has expired.
         """
         signer, server = self.folder.authority, self.folder.server
-        if signer.certificate.is_file() or signer.key.is_file():
+        # A key alone is what a first start that was cut has left: nothing was signed by it.
+        if signer.certificate.is_file() or server.ca.is_file():
             authority = Authority.load(signer)
         else:
             authority = Authority.create()
@@ -79,8 +80,9 @@ class EdgeJoining:
             # Boxes that joined by an earlier name still reach the server.
             earlier = [each for each in covered if each not in map(normal_host, hosts)]
             certificate, key = authority.issue_server([*hosts, *earlier], CERTIFICATE_DAYS)
-            write_public(server.certificate, certificate)
+            # The certificate last: beside another key it is still the old one, and replaced at the next start.
             write_secret(server.key, key)
+            write_public(server.certificate, certificate)
         write_public(server.ca, authority.pem)
         revocation.publish(authority, signer, server)
         self.folder.note_address(HostPort(_bracketed(self.name), self.join_port), self.superlink_port)

@@ -1,12 +1,14 @@
-"""A revocation or approval that was cut anywhere is done by the same command again."""
+"""A revocation, an approval or a first start that was cut anywhere is done by the same command again."""
 
 import json
 import os
 import shutil
+import ssl
 
 import pytest
 from cryptography import x509
 
+from flower_app.deployment.certificate_authority import Authority
 from flower_app.deployment.supernodes import trusted_keys
 from flower_app.joining.approval import approve_box, revoke_box, revoke_cluster
 from flower_app.joining.edge_joining import invite
@@ -57,6 +59,33 @@ def each_cut(template, tmp_path, work, monkeypatch):
         if not was_cut:
             assert number > 3
             return
+
+
+def test_a_first_start_of_an_edge_server_that_was_cut_is_done_again(tmp_path, monkeypatch):
+    """Half an authority was never completed: each start said that the start itself makes the rest."""
+    (tmp_path / "none").mkdir()
+    for folder, was_cut in each_cut(tmp_path / "none", tmp_path, lambda folder: edge_folder(folder.root), monkeypatch):
+        if was_cut:
+            edge_folder(folder.root)
+        Authority.load(folder.authority)
+        folder.server.check()
+        assert folder.server.ca.read_bytes() == folder.authority.certificate.read_bytes()
+
+
+def test_a_servers_certificate_that_was_half_replaced_is_replaced_at_the_next_start(tmp_path, monkeypatch):
+    """The new certificate stood beside the old key, and no start mended that."""
+    root = edge_folder(tmp_path / "certs", "old.example").root
+    for folder, _ in each_cut(root, tmp_path, lambda folder: edge_folder(folder.root, "new.example"), monkeypatch):
+        server = edge_folder(folder.root, "new.example").server
+        ssl.create_default_context().load_cert_chain(server.certificate, server.key)
+
+
+def test_an_authority_that_is_lost_is_not_replaced(tmp_path):
+    """Another one would know no box that has joined."""
+    folder = edge_folder(tmp_path / "certs")
+    folder.authority.certificate.unlink()
+    with pytest.raises(FileNotFoundError, match="no file .*authority/ca.pem"):
+        edge_folder(folder.root)
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ class Run:
     ----------
     run : a run directory, a name in ``runs_dir``, or ``latest``
     runs_dir : folder of the run directories
-    allow_modules : modules and packages whose classes the run may name, beside those that are imported already
+    allow_modules : modules and packages whose classes and functions the run may name
 
     Raises
     ------

@@ -6,7 +6,6 @@ Flower takes either a file or pairs, and checks neither; so the command line mer
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -37,7 +36,7 @@ _TEXT_FILES = tuple(
 )
 """Keys whose value is a file name within ``data.path``."""
 _CLASSES = ("strategy", "policy", "task.name", "task.evaluate-generate", "model.family", "aggregator.name")
-"""Keys whose value may be ``module:Class``, or several such with commas between."""
+"""Keys whose value may be ``module:name``, or several such with commas between."""
 
 
 Sets = Sequence[str] | Mapping[str, Any]
@@ -100,7 +99,7 @@ def load_stored_config(config_file: Path, sets: Sets = (), allowed: Iterable[str
     ----------
     config_file : the run directory's
     sets : as for :func:`load_config`; classes that these name are the user's own choice
-    allowed : modules and packages whose classes the file may name
+    allowed : modules and packages whose classes and functions the file may name
     """
     chosen = read_sets(sets)
     in_file = read_config(config_file)
@@ -109,12 +108,12 @@ def load_stored_config(config_file: Path, sets: Sets = (), allowed: Iterable[str
 
 
 def refuse_unknown_classes(flat: Mapping[str, Any], allowed: Iterable[str] = ()) -> None:
-    """Refuse a stored configuration with a class of a module that is neither imported already nor allowed."""
+    """Refuse a stored configuration that names anything of a module that is not allowed, imported already or not."""
     for key in _CLASSES:
         for module in named_modules({key: flat.get(key)}):
-            if module not in sys.modules and not is_within(module, allowed):
+            if not is_within(module, allowed):
                 raise ValueError(
-                    f"{key}: {flat[key]!r}: a run directory may be from anybody, and importing runs the module's code; "
+                    f"{key}: {flat[key]!r}: a run directory may be from anybody, and this runs code of the module; "
                     f"if you trust it: --allow-module {module} (in Python: Run(..., allow_modules=[{module!r}]))"
                 )
 

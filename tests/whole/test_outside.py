@@ -81,7 +81,8 @@ def test_a_task_from_outside_is_what_is_learned_and_scored(run_dir):
     assert json.loads((run_dir / "model" / "task.json").read_text())["name"] == OUTSIDE["task.name"]
     for line in rounds(run_dir):
         assert line["metrics"].keys() == {"loss", "accuracy", "macro_f1"} and line["train_loss"] > 0
-    arguments = ["predict", str(run_dir), "the dog sleeps", "the old dog sees the small cat beside the river today"]
+    texts = ["the dog sleeps", "the old dog sees the small cat beside the river today"]
+    arguments = ["predict", str(run_dir), *texts, "--allow-module", "helpers"]
     predicted = CliRunner().invoke(app, arguments)
     assert predicted.exit_code == 0 and set(predicted.stdout.split()) <= {"long", "short"}
     assert len(predicted.stdout.split()) == 2

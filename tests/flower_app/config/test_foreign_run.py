@@ -15,6 +15,7 @@ SETTINGS = {
     "strategy": "compression.update = 'fp16'",
     "policy": "",
     "task.name": "",
+    "task.evaluate-generate": "",
     "model.family": "",
     "aggregator.name": "",
 }
@@ -76,13 +77,20 @@ def test_no_use_of_a_run_in_python_imports_what_it_names(tmp_path, imported, use
     assert not imported() and f"Run(..., allow_modules=['{MODULE}'])" in str(refused.value)
 
 
-def test_in_python_a_module_that_is_imported_or_allowed_may_be_named(tmp_path, imported):
-    run_dir = foreign_run(tmp_path, "task.name")
-    assert Run(run_dir, allow_modules=[MODULE]).config.task.name == f"{MODULE}:Thing"
-    __import__(MODULE)
-    assert Run(run_dir).config.task.name == f"{MODULE}:Thing"
+def test_in_python_a_module_that_is_allowed_may_be_named(tmp_path, imported):
+    run = Run(foreign_run(tmp_path, "task.name"), allow_modules=[MODULE])
+    assert run.config.task.name == f"{MODULE}:Thing"
     with pytest.raises((ValueError, OSError), match="checkpoint"):
-        train(resume=Run(run_dir))
+        train(resume=run)
+
+
+@pytest.mark.parametrize("name", ["shutil:rmtree", "os:execlp", "client_pipeline.durable:write_text"])
+def test_a_function_of_a_module_that_is_imported_already_is_not_called_either(tmp_path, name):
+    run_dir = foreign_run(tmp_path, "task.name")
+    (run_dir / "config.toml").write_text(f'task.name = "instruction"\ntask.evaluate-generate = "exact-match, {name}"\n')
+    for use in (lambda: Run(run_dir).evaluate(), lambda: train(resume=Run(run_dir))):
+        with pytest.raises(ValueError, match="^task.evaluate-generate: .* --allow-module"):
+            use()
 
 
 def test_a_look_at_runs_imports_nothing(tmp_path, imported):

@@ -128,9 +128,9 @@ for line in sys.stdin:
 
 def compare_rays(hosts: Namespaces, folder: Path, trials: int) -> list[dict[str, Any]]:
     """Two Rays of two machines each; an actor on the other machine is called."""
+    from client_pipeline.runtime.ray.ray_folder import short_folder
     from client_pipeline.runtime.transport.node_tls import NodeTls
     from flower_app.deployment.ray_node import RayNode, ray_environment
-    from flower_app.launch.ray_folders import short_folder
 
     (folder / "token").write_text("0" * 64)
     temps, drivers = [], {}

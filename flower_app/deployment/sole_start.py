@@ -13,8 +13,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from client_pipeline.runtime.ray.ray_folder import short_folder
 from flower_app.launch.processes import RunProcesses
-from flower_app.launch.ray_folders import short_folder
 
 _NOTE = "running.json"
 

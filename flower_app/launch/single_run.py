@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from client_pipeline.counted import counted
+from client_pipeline.runtime.ray.ray_folder import short_folder
 from flower_app.config.cautions import cautions
 from flower_app.config.run_config import RunConfig, nested
 from flower_app.config.serve_config import NEVER
@@ -21,7 +22,7 @@ from flower_app.launch.app_folder import assemble_app
 from flower_app.launch.launcher import Launcher, LaunchOrder, Outcome
 from flower_app.launch.machine_limits import check_limits, limits_hint
 from flower_app.launch.progress import RunProgress
-from flower_app.launch.ray_folders import end_abandoned_runs, short_folder
+from flower_app.launch.ray_folders import end_abandoned_runs
 from flower_app.launch.run_events import resume_line
 from flower_app.launch.simulation import SimulationLauncher
 from flower_app.report.pictures import write_pictures

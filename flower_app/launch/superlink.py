@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from client_pipeline.runtime.ray.private_ray import RAY_SETTINGS, private_environment, without_secrets
+from client_pipeline.runtime.ray.ray_folder import folder_for_ray, short_folder
 from flower_app.launch.inherited_environment import past_proxies, usable_environment, without_proxies
 from flower_app.launch.launcher import LaunchOrder
 from flower_app.launch.processes import MARK, RunProcesses
-from flower_app.launch.ray_folders import folder_for_ray, short_folder
 from flower_app.runs.run_logs import SIMULATION_LOG, SUPERLINK_LOG
 
 SUPERLINK, SIMULATION = "flower-superlink", "flwr-simulation"

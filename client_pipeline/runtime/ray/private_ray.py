@@ -11,10 +11,10 @@ import contextlib
 import os
 import secrets
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from client_pipeline.runtime.ray.ray_folder import folder_for_ray, short_folder
 from client_pipeline.runtime.stage.memory import ONE_HEAP
 from client_pipeline.runtime.transport.node_tls import TLS_VARIABLES
 
@@ -36,10 +36,6 @@ RAY_SETTINGS = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 """Settings of each Ray that this project starts; the environment may change them."""
-_LONGEST_SOCKET = f"session_2000-12-31_23-59-59_999999_{2**22}/sockets/plasma_store"
-"""Longest path of a socket that Ray makes in its folder: of a process with the largest id that Linux gives."""
-_MOST_BYTES = 107 if sys.platform == "linux" else 103
-"""Longest path of a socket."""
 
 RAY_INTERNALS = {
     "ray._raylet.GcsClient": "client of a Ray that this process has not joined; superfluous with a public one",
@@ -102,46 +98,24 @@ def private_ray(*, num_cpus: int = 1, **options: Any) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    for attempts_left in reversed(range(ATTEMPTS)):
+    with folder_for_ray(short_folder()) as folder:
+        for attempts_left in reversed(range(ATTEMPTS)):
+            try:
+                ray.init(
+                    # Whatever cluster RAY_ADDRESS may name is not joined.
+                    address="local",
+                    num_cpus=num_cpus,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    **{"_temp_dir": str(folder / "ray"), **options},
+                )
+                break
+            except Exception as error:
+                ray.shutdown()
+                if NODE_IS_LATE not in str(error) or not attempts_left:
+                    raise
         try:
-            ray.init(
-                # Whatever cluster RAY_ADDRESS may name is not joined.
-                address="local",
-                num_cpus=num_cpus,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level="ERROR",
-                **{"_temp_dir": os.path.join(folder_with_room("ray"), "ray"), **options},
-            )
-            break
-        except Exception as error:
+            yield
+        finally:
             ray.shutdown()
-            if NODE_IS_LATE not in str(error) or not attempts_left:
-                raise
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def folder_with_room(inside: str) -> str:
-    """Find a folder for temporary files whose path leaves Ray room for those of its sockets: the system's, or /tmp.
-
-    Parameters
-    ----------
-    inside : path of Ray's folder in it
-
-    Raises
-    ------
-    ValueError
-        If there is none.
-    """
-    room = _MOST_BYTES - len(f"/{inside}/{_LONGEST_SOCKET}")
-    folder = tempfile.gettempdir()
-    for candidate in (folder, "/tmp"):
-        if len(os.fsencode(candidate)) <= room and os.access(candidate, os.W_OK):
-            return candidate
-    raise ValueError(
-        f"TMPDIR: {folder}: expected a path of at most {room} bytes, found {len(os.fsencode(folder))}: Ray's sockets "
-        "lie deep inside, and /tmp is not writable; set TMPDIR to a shorter one"
-    )

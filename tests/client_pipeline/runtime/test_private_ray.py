@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 import ray
@@ -13,12 +14,12 @@ from client_pipeline.runtime.ray.private_ray import (
     RAY_INTERNALS,
     RAY_SETTINGS,
     TOKEN_BYTES,
-    folder_with_room,
     prepare_private_ray,
     private_environment,
     private_ray,
     without_secrets,
 )
+from client_pipeline.runtime.ray.ray_folder import short_folder
 from helpers.repository import ROOT
 
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -77,17 +78,17 @@ def test_a_process_that_imported_ray_before_it_had_a_secret_starts_none(monkeypa
         pass
 
 
-@pytest.mark.parametrize(("length", "is_taken"), [(30, True), (39, True), (40, False), (60, False)])
+@pytest.mark.parametrize(("length", "is_taken"), [(10, True), (20, True), (21, False), (60, False)])
 def test_ray_lies_where_its_sockets_have_room(monkeypatch, length, is_taken):
     """`collapipe verify` ended in a traceback where the path of TMPDIR was long."""
     folder = "/" + "t" * (length - 1)
     monkeypatch.setattr(tempfile, "tempdir", folder)
     monkeypatch.setattr(os, "access", lambda *arguments: True)
-    assert folder_with_room("ray") == (folder if is_taken else "/tmp")
+    assert short_folder() == (folder if is_taken else "/tmp")
 
 
 STARTED = """
-import os, sys
+import glob, os, sys
 from client_pipeline.runtime.ray.private_ray import prepare_private_ray, private_ray
 prepare_private_ray()
 import ray
@@ -98,16 +99,36 @@ with private_ray(num_cpus=3, namespace="n"):
     print(ray.get_runtime_context().gcs_address)
     print(ray.get(ray.remote(lambda: os.environ["RAY_AUTH_TOKEN"]).remote()) == os.environ["RAY_AUTH_TOKEN"])
     print(ray.get(ray.remote(lambda: os.nice(0)).remote()) - os.nice(0))
+    (folder,) = glob.glob(os.environ["TMPDIR"] + "/collapipe-*")
+    print(folder, oct(os.stat(folder).st_mode))
 print(ray.is_initialized())
 """
 
 
+@pytest.fixture
+def short_tmp():
+    """A folder for temporary files that leaves Ray room for its sockets."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.slow
-def test_a_program_starts_one_ray_on_the_loopback_and_ends_it(tmp_path):
+def test_a_program_starts_one_ray_on_the_loopback_and_ends_it(tmp_path, short_tmp):
+    # A folder of this name had its mode changed, wherever a link led.
+    precious = tmp_path / "precious"
+    precious.mkdir(mode=0o700)
+    (short_tmp / "ray").symlink_to(precious)
     environment = without_secrets(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    environment |= {"RAY_ADDRESS": "10.1.2.3:6379", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "of another Ray")}
+    environment |= {
+        "TMPDIR": str(short_tmp),
+        "RAY_ADDRESS": "10.1.2.3:6379",
+        "RAY_AUTH_TOKEN_PATH": str(tmp_path / "of another Ray"),
+    }
     done = subprocess.run([sys.executable, "-c", STARTED], env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    size, address, has_secret, niceness, is_left = done.stdout.split("\n")[:5]
+    size, address, has_secret, niceness, folder, is_left = done.stdout.split("\n")[:6]
     assert size == "3.0 n" and address.startswith("127.0.0.1:") and has_secret == "True" and is_left == "False"
     assert niceness == "0"
+    # Ray's folder was in one that is closed to all others.
+    assert folder.startswith(f"{short_tmp}/collapipe-") and folder.endswith(" 0o40700")
+    assert os.listdir(short_tmp) == ["ray"] and precious.stat().st_mode & 0o777 == 0o700 and not os.listdir(precious)

@@ -25,11 +25,12 @@ from client_pipeline.runtime.control_unit.actors import (
 from client_pipeline.runtime.devices import device_nodes
 from client_pipeline.runtime.devices.device_nodes import joined_devices
 from client_pipeline.runtime.ray.placement import Placement
+from client_pipeline.runtime.ray.ray_folder import short_folder
 from client_pipeline.runtime.transport.faults import FaultRecord
 from client_pipeline.system.scenario import load_scenario
 from flower_app import client_app
 from flower_app.deployment.ray_node import RayNode
-from flower_app.launch.superlink import flower_environment, short_folder
+from flower_app.launch.superlink import flower_environment
 from flower_app.node import kept_setup
 from helpers.actor_cases import order, setup_of
 from helpers.running_programs import free_block, running

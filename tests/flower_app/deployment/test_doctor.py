@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from client_pipeline.runtime.ray.ray_folder import short_folder
 from client_pipeline.runtime.transport.node_tls import NodeTls
 from flower_app.cli.main import app
 from flower_app.deployment import certificate_authority, machine_checks, network_checks
@@ -25,7 +26,7 @@ from flower_app.deployment.certificate_authority import Authority, write_public,
 from flower_app.deployment.credentials import AuthorityFiles, DeviceFiles, ServerFiles
 from flower_app.deployment.edge_server import EdgeServer
 from flower_app.deployment.ray_node import RayNode, ray_environment
-from flower_app.launch.superlink import flower_environment, is_healthy, program_path, short_folder
+from flower_app.launch.superlink import flower_environment, is_healthy, program_path
 from helpers.joining import edge_folder, joined_by_files
 from helpers.repository import ROOT
 from helpers.running_programs import HOST, free_block, free_port, running, taken_port

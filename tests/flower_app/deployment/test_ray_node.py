@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from client_pipeline.runtime.control_unit.ray_probe import probe
+from client_pipeline.runtime.ray.ray_folder import short_folder
 from flower_app.deployment.ray_node import RayNode, ray_environment
-from flower_app.launch.ray_folders import short_folder
 from flower_app.launch.superlink import flower_environment
 from helpers.running_programs import free_block, running
 

@@ -9,13 +9,14 @@ import tempfile
 
 import pytest
 
+from client_pipeline.runtime.ray.ray_folder import LOCK, folder_for_ray, short_folder
 from flower_app.launch.processes import MARK, is_alive
-from flower_app.launch.ray_folders import end_abandoned_runs, folder_for_ray, short_folder
+from flower_app.launch.ray_folders import end_abandoned_runs
 
 RUN = """
 import os, subprocess, sys, time
 from flower_app.launch.processes import MARK
-from flower_app.launch.ray_folders import folder_for_ray
+from client_pipeline.runtime.ray.ray_folder import folder_for_ray
 with folder_for_ray(sys.argv[1]) as folder:
     program = [sys.executable, "-c", "import time; time.sleep(600)"]
     child = subprocess.Popen(program, env=os.environ | {MARK: str(folder)}, start_new_session=True)
@@ -66,9 +67,30 @@ def test_what_is_no_folder_of_a_run_stays(tmp_path):
     (tmp_path / "collapipe-linked-lock").mkdir()
     (tmp_path / "collapipe-linked-lock" / ".lock").symlink_to(tmp_path / "theirs" / ".lock")
     (tmp_path / "collapipe-file").touch()
+    # A finished run, in the directory that its user named, and folders that ``mkdtemp`` did not make for this user.
+    for name, file, mode in (
+        ("collapipe-x", ".lock", 0o755),
+        ("collapipe-trial_01", ".lock", 0o700),
+        ("collapipe-another-name", LOCK, 0o700),
+        ("collapipe-open0123", LOCK, 0o755),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(mode)
+        (tmp_path / name / file).touch()
     before = sorted(tmp_path.rglob("*"))
     end_abandoned_runs(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+@pytest.mark.parametrize(("owner", "is_removed"), [(0, True), (4_321, False)])
+def test_a_folder_of_another_user_stays(tmp_path, owner, is_removed):
+    folder = tmp_path / "collapipe-0123abc_"
+    folder.mkdir(mode=0o700)
+    (folder / LOCK).touch()
+    os.chown(folder, owner, owner)
+    end_abandoned_runs(tmp_path)
+    assert folder.exists() != is_removed
 
 
 def test_a_long_folder_without_another_is_refused_by_its_variable(monkeypatch):

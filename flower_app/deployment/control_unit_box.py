@@ -153,7 +153,7 @@ class ControlUnitBox(ClusterBox):
         tls = node_tls(self.certs, self.host)
         with_ray = ray_environment(flower_environment(self.state.resolve() / "flower"), self.certs.ray_token, tls)
         environment = past_proxies(with_ray, self.host, server_address(self.server).host)
-        with sole_start(self.state, environment[MARK]) as temp_folder:
+        with sole_start(self.state, environment[MARK], say) as temp_folder:
             refuse_taken_ports(
                 [
                     *self.ray_node(temp_folder).needed_ports(),

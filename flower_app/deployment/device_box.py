@@ -52,7 +52,7 @@ class DeviceBox(ClusterBox):
         head, tls = cu_address(self.cu), node_tls(self.certs, self.host)
         refuse_failed("--state", check_cluster_certificate(self.certs))
         environment = flower_environment(self.state.resolve() / "flower")
-        with sole_start(self.state, environment[MARK]) as temp_folder:
+        with sole_start(self.state, environment[MARK], say) as temp_folder:
             node = self.ray_node(temp_folder)
             refuse_taken_ports(node.needed_ports())
             remedy = "start the control unit first: collapipe join --state FOLDER on its machine"

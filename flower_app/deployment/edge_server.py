@@ -115,7 +115,7 @@ class EdgeServer:
             answers=lambda: is_healthy(self.address, self.certs.ca),
         )
         programs = [superlink, proxy, *self.companions]
-        with sole_start(self.state, environment[MARK]):
+        with sole_start(self.state, environment[MARK], say):
             refuse_taken_ports(
                 [
                     NeededPort("--port", host, port, "for SuperNodes"),

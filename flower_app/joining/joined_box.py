@@ -20,6 +20,7 @@ from flower_app.joining.join_code import JoinCode
 from flower_app.joining.join_folder import APPROVED, REVOKED
 from flower_app.joining.join_request import ANY_CLUSTER, CU_KIND, DEVICE_KIND
 from flower_app.joining.newcomer import BoxFolder, JoinRefused, NotThere, Wish, ask, join_by_files, join_deployment
+from flower_app.runs.run_lock import check_own_folder
 
 _SHARED_OPTIONS = ("ray_port", "object_store_mb")
 _CU_OPTIONS = ("data", "model", "device_profile", "allowed_apps", "allowed_modules", "runtime_port", "metrics", "serve")
@@ -107,6 +108,8 @@ class JoiningBox:
         ValueError
             If the code cannot be read, or the edge server refuses the box.
         """
+        if self.state.is_dir():
+            check_own_folder(self.state.resolve())
         # Adopt the place of a join that was killed after its answer.
         for path in self.state.glob("joining-*"):
             if (earlier := BoxFolder(path)).box_file.is_file():

@@ -139,12 +139,7 @@ def nodes_held(nodes: Sequence[int], run_dir: Path) -> Iterator[None]:
     # All server apps of a SuperLink have its home, and no other user writes there, as in a folder for temporary files.
     folder = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr") / _NODES
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = folder.lstat()
-    _refuse_foreign(folder, status, stat.S_IFDIR)
-    if status.st_mode & 0o022:
-        raise ValueError(
-            f"{folder}: expected mode 700, found {status.st_mode & 0o777:o}; take it from others: chmod 700"
-        )
+    check_own_folder(folder)
     with ExitStack() as held:
         for path in folder.iterdir():
             # A lock that no process holds is left by a killed run.
@@ -162,6 +157,16 @@ def nodes_held(nodes: Sequence[int], run_dir: Path) -> Iterator[None]:
             file.write(str(run_dir))
             file.flush()
         yield
+
+
+def check_own_folder(folder: Path) -> None:
+    """Refuse a link, and a folder that another user has made or may write in."""
+    status = folder.lstat()
+    _refuse_foreign(folder, status, stat.S_IFDIR)
+    if status.st_mode & 0o022:
+        raise ValueError(
+            f"{folder}: expected mode 700, found {status.st_mode & 0o777:o}; take it from others: chmod 700 {folder}"
+        )
 
 
 def guarded_file(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> IO[str]:

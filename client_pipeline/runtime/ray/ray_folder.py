@@ -47,7 +47,7 @@ def is_private_folder(folder: Path) -> bool:
     """Return whether ``mkdtemp`` made this folder for this user: no link, closed to all others, and of such a name."""
     try:
         status = folder.lstat()
-    except OSError:
+    except (OSError, ValueError):
         return False
     is_closed = status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o700
     return bool(_NAME.fullmatch(folder.name)) and stat.S_ISDIR(status.st_mode) and is_closed

@@ -35,7 +35,7 @@ def program(name, code, **more):
 
 {body}
 environment = {{**os.environ, MARK: f"programs-{{os.getpid()}}"}}
-with sole_start.sole_start(folder, environment[MARK]):
+with sole_start.sole_start(folder, environment[MARK], print):
     sys.exit(programs.run_programs(given, environment, folder / "work", lambda text: print(text, flush=True)))
 """
 SLEEP = "time.sleep(300)"
@@ -120,12 +120,15 @@ def test_the_next_start_ends_what_a_killed_one_left(box, tmp_path):
     said_until(child, "first is up")
     left = [pid(tmp_path, "first"), pid(tmp_path, "grandchild")]
     folder = Path(json.loads((tmp_path / "running.json").read_text())["folder"])
-    with pytest.raises(ValueError, match="--state: .* which another collapipe uses"), sole_start(tmp_path, "another"):
+    with (
+        pytest.raises(ValueError, match="--state: .* which another collapipe uses"),
+        sole_start(tmp_path, "another", print),
+    ):
         pass
     child.kill()
     child.wait(120)
     assert all(is_alive(process) for process in left) and folder.is_dir()
-    with sole_start(tmp_path, "another"):
+    with sole_start(tmp_path, "another", print):
         assert not any(is_alive(process) for process in left) and not folder.exists()
 
 

@@ -1,4 +1,4 @@
-"""Reverse proxy of the server: SuperNodes reach the Fleet API alone, and push a bounded number of bytes.
+"""Reverse proxy of the server: SuperNodes reach the Fleet API alone, and push a bounded number of bytes and pieces.
 
 Flower serves three APIs at one port: Fleet (SuperNodes, by their keys), Control (runs and the register of nodes) and
 Runtime (server apps). The latter two authenticate nobody. So the SuperLink listens on the loopback, and
@@ -22,7 +22,7 @@ from flower_app.deployment.reverse_proxy import Answer, Bounds, Refusal, Request
 HEALTH = "/health"
 _FLEET = re.compile(r"/v1/fleet/[a-z]+(-[a-z]+)*")
 _PULL_MESSAGES, _PULL_OBJECT = "/v1/fleet/pull-messages", "/v1/fleet/pull-object"
-_PUSHES = ("/v1/fleet/push-messages", "/v1/fleet/push-object")
+_PUSH_MESSAGES, _PUSH_OBJECT = "/v1/fleet/push-messages", "/v1/fleet/push-object"
 _PUBLIC_KEY = b"flwr-public-key"
 _NO_MESSAGE, _NO_PIECE_YET = b"", b"\x08\x01"
 """Bodies of the answers that there is no message, and that a piece is known and has not come."""
@@ -31,7 +31,14 @@ HELD_S, _LOOK_S = 20.0, 0.5
 _PIECE_HELD_S, _PIECE_LOOK_S = 5.0, 0.1
 _IDLE_S, _IDLE_LOOK_S = 60.0, 2.0
 """Time without a message after which a node is idle, and the longer interval then: a question costs 10 ms [s]."""
-_NODES = 1024
+_LEAST_LIST_BYTES, _REPLY_PER_LIST = 512 * 1024, 2**13
+"""Most bytes of the lists of a reply's pieces, and the part of its bytes that they may be, if that is more.
+
+The SuperLink locks its database for some milliseconds for each piece. A piece takes 68 bytes of the list, so a reply
+of 4096 MB in 1,100 arrays takes 200 KiB.
+"""
+_NODES = 2048
+"""Most entries by key, of which a node has one for each path."""
 
 
 class FleetProxy(ReverseProxy):
@@ -45,11 +52,14 @@ class FleetProxy(ReverseProxy):
 
     def __init__(self, reply_bytes: int, **options: Any) -> None:
         super().__init__(**options)
-        self._reply_bytes = reply_bytes
-        self._pushed: OrderedDict[bytes, int] = OrderedDict()
-        """Bytes that the SuperLink has taken since the last order, by the key that it has verified."""
-        self._underway: Counter[tuple[str, bytes]] = Counter()
-        """Bytes on their way by address and key: a stranger with another node's key takes nothing from its owner."""
+        self._most = {
+            _PUSH_MESSAGES: max(_LEAST_LIST_BYTES, reply_bytes // _REPLY_PER_LIST),
+            _PUSH_OBJECT: reply_bytes,
+        }
+        self._pushed: OrderedDict[tuple[str, bytes], int] = OrderedDict()
+        """Bytes that the SuperLink has taken since the last order, by path and the key that it has verified."""
+        self._underway: Counter[tuple[str, str, bytes]] = Counter()
+        """Bytes on their way by address, too: a stranger with another node's key takes nothing from its owner."""
         self._had_order_at: OrderedDict[bytes, float] = OrderedDict()
 
     def admit(self, request: Request) -> None:
@@ -58,27 +68,28 @@ class FleetProxy(ReverseProxy):
             return
         if request.method != "POST" or not _FLEET.fullmatch(request.path):
             raise Refusal(403, "This port is for SuperNodes. Runs are started on the edge server itself.")
-        if request.path in _PUSHES:
-            key = request.header(_PUBLIC_KEY)
-            counted = self._pushed.get(key, 0) + self._underway[request.peer, key] + request.length
-            if counted > self._reply_bytes:
+        if most := self._most.get(request.path):
+            place = request.path, request.header(_PUBLIC_KEY)
+            counted = self._pushed.get(place, 0) + self._underway[request.peer, *place] + request.length
+            if counted > most:
+                what = "answer to one order has" if request.path == _PUSH_OBJECT else "list of an answer's pieces takes"
                 raise Refusal(
                     413,
-                    f"the answer to one order has {counted} bytes or more; expected at most {self._reply_bytes}; "
-                    "--reply-mb of collapipe up edge-server sets it",
+                    f"the {what} {counted} bytes or more; expected at most {most}; a larger --reply-mb of collapipe up "
+                    "edge-server raises it",
                 )
-            self._underway[request.peer, key] += request.length
+            self._underway[request.peer, *place] += request.length
 
     def done(self, request: Request, status: int) -> None:
         """See ReverseProxy."""
-        if request.path not in _PUSHES:
+        if request.path not in self._most:
             return
-        key = request.header(_PUBLIC_KEY)
-        self._underway[request.peer, key] -= request.length
+        place = request.path, request.header(_PUBLIC_KEY)
+        self._underway[request.peer, *place] -= request.length
         self._underway += Counter()
         # Only the owner of a key gets this answer.
         if status == 200:
-            _note(self._pushed, key, self._pushed.get(key, 0) + request.length)
+            _note(self._pushed, place, self._pushed.get(place, 0) + request.length)
 
     def is_looked_at(self, request: Request) -> bool:
         """See ReverseProxy."""
@@ -97,11 +108,12 @@ class FleetProxy(ReverseProxy):
             answer = await ask_again()
         if answer.status == 200 and answer.body != empty and not is_piece:
             _note(self._had_order_at, key, time.monotonic())
-            self._pushed.pop(key, None)
+            for path in self._most:
+                self._pushed.pop((path, key), None)
         return answer
 
 
-def _note(by_key: OrderedDict[bytes, Any], key: bytes, value: Any) -> None:
+def _note(by_key: OrderedDict[Any, Any], key: Any, value: Any) -> None:
     by_key[key] = value
     by_key.move_to_end(key)
     if len(by_key) > _NODES:

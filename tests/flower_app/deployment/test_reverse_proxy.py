@@ -1,6 +1,7 @@
 """Attacks on the proxy that the network reaches: each gets its status, and the others are served meanwhile."""
 
 import contextlib
+import itertools
 import socket
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from dataclasses import replace
 
 import psutil
 import pytest
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import ObjectTree
 
 from flower_app.deployment.edge_server import EdgeServer, control_address
 from flower_app.deployment.fleet_proxy import FleetProxy
@@ -305,6 +308,34 @@ def test_a_node_pushes_a_bounded_number_of_bytes_for_one_order(behind, credentia
         assert push([("flwr-public-key", "two")]) == 200
         assert proxy.status("/v1/fleet/pull-messages", headers=KEY) == 200
         assert [push() for _ in range(4)] == [200, 200, 200, 413]
+    finally:
+        proxy.close()
+
+
+def pieces_list(num_arrays, num_pieces):
+    """Body of the request by which Flower's SuperNode lists the pieces of a reply."""
+    ids = (f"{number:064x}" for number in itertools.count())
+    children = [ObjectTree(object_id=next(ids)) for _ in range(num_pieces - num_arrays)]
+    children += [ObjectTree(object_id=next(ids), children=[ObjectTree(object_id=next(ids))]) for _ in range(num_arrays)]
+    return PushMessagesRequest(message_object_trees=[ObjectTree(children=children)]).SerializeToString()
+
+
+def test_a_node_lists_a_bounded_number_of_pieces_for_one_order(behind, credentials):
+    """The SuperLink's database was locked for minutes by a list of 100,000 pieces."""
+    behind.answers.clear()
+    behind.answers["/v1/fleet/pull-messages"] = (200, b"an order")
+    bounds = replace(BOUNDS, body_bytes=Bounds().body_bytes, pending_bytes_per_peer=2**24, pending_bytes=2**24)
+    proxy = RunningProxy(lambda **options: FleetProxy(4096 * 10**6, **options), behind.port, credentials, bounds)
+    push = lambda body, path="/v1/fleet/push-messages": proxy.status(path, body=body, headers=KEY)  # noqa: E731
+    try:
+        assert push(pieces_list(0, 100_000)) == 413
+        assert "list of an answer's pieces takes 68" in proxy.said[-1]
+        # The largest reply, in chunks of 5 MiB and as many arrays as 80 blocks with adapters have, and once again.
+        largest = pieces_list(1_100, 782 + 1_100)
+        assert [push(largest) for _ in range(3)] == [200, 200, 413]
+        assert push(b"a piece", PUSH) == 200
+        assert proxy.status("/v1/fleet/pull-messages", headers=KEY) == 200
+        assert push(largest) == 200
     finally:
         proxy.close()
 

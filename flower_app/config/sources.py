@@ -163,6 +163,9 @@ def expanded_path(name: str, path: str | Path) -> Path:
 
 def read_config(path: Path) -> dict[str, Any]:
     """Read a TOML file into flat keys."""
+    if path.exists() and not path.is_file():
+        # A stranger's configuration may name the run that it goes on from.
+        raise ValueError(f"{path}: expected a file, found a folder, pipe or device; remove it")
     try:
         table = toml_table(path.read_bytes().decode())
     except ValueError as error:

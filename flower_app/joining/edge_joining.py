@@ -24,6 +24,7 @@ from flower_app.deployment.edge_server import SUPERLINK_PORT
 from flower_app.deployment.programs import Program, listens
 from flower_app.joining.join_code import JOIN_PORT, LIFETIME_MINUTES, JoinCode, check_invitation
 from flower_app.joining.join_folder import JoinFolder
+from flower_app.runs.run_lock import check_own_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,8 @@ class EdgeJoining:
         FileNotFoundError, ValueError
             If the authority is not complete, or has expired.
         """
+        if self.root.is_dir():
+            check_own_folder(self.root.resolve())
         signer, server = self.folder.authority, self.folder.server
         # A key alone is what a first start that was cut has left: nothing was signed by it.
         if signer.certificate.is_file() or server.ca.is_file():

@@ -27,6 +27,7 @@ from flower_app.deployment.certificate_authority import read_entries, write_publ
 from flower_app.deployment.credentials import AUTHORITY, SERVER, AuthorityFiles, ServerFiles
 from flower_app.joining.join_code import JoinCode
 from flower_app.joining.join_request import CU_KIND, JoinRequest
+from flower_app.runs.run_lock import guarded_file
 
 JOINING = "joining"
 WAITING, APPROVED, REFUSED, REVOKED = "waiting", "approved", "refused", "revoked"
@@ -194,7 +195,7 @@ class JoinFolder:
     def deciding(self) -> Iterator[None]:
         """Hold the lock of decisions: two at once would give two boxes the same name."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (self.folder / "lock").open("w") as file:
+        with guarded_file(self.folder / "lock") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 

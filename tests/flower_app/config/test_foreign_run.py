@@ -1,5 +1,6 @@
 """Classes that a run directory of somebody else names: their modules are imported by who has allowed them alone."""
 
+import os
 import sys
 
 import pytest
@@ -8,6 +9,7 @@ from typer.testing import CliRunner
 from flower_app.cli.main import app
 from flower_app.python_api import Run, train
 from flower_app.runs.listing import listed_runs
+from flower_app.runs.run_directory import read_run_config
 from flower_app.watch.run_state import WatchedRun
 
 MODULE = "module_of_a_stranger"
@@ -91,6 +93,16 @@ def test_a_function_of_a_module_that_is_imported_already_is_not_called_either(tm
     for use in (lambda: Run(run_dir).evaluate(), lambda: train(resume=Run(run_dir))):
         with pytest.raises(ValueError, match="^task.evaluate-generate: .* --allow-module"):
             use()
+
+
+def test_a_run_that_another_one_names_is_no_pipe_that_is_waited_at(tmp_path):
+    os.mkfifo(tmp_path / "config.toml")
+    with pytest.raises(ValueError, match="config.toml: expected a file"):
+        read_run_config(tmp_path)
+    (tmp_path / "config.toml").unlink()
+    (tmp_path / "config.toml").symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match="config.toml: expected a file"):
+        read_run_config(tmp_path)
 
 
 def test_a_look_at_runs_imports_nothing(tmp_path, imported):

@@ -1,4 +1,4 @@
-"""The state folder of a machine's programs: one that others have made or can fill costs its user nothing."""
+"""The folders of a machine's programs: one that others have made or can fill costs its user nothing."""
 
 import json
 import os
@@ -7,6 +7,8 @@ import threading
 import pytest
 
 from flower_app.deployment.sole_start import sole_start
+from flower_app.joining.edge_joining import EdgeJoining
+from flower_app.joining.join_folder import JoinFolder
 from flower_app.joining.joined_box import JoiningBox
 
 STRANGER = 4_321
@@ -76,7 +78,23 @@ def test_what_another_user_has_made_is_refused(state, name):
         started(state)
 
 
-@pytest.mark.parametrize("use", [started, lambda state: JoiningBox(code="no code", data=".", state=state).join(print)])
+def test_a_link_in_the_folder_of_joining_boxes_empties_no_file(tmp_path, precious):
+    folder = JoinFolder(tmp_path)
+    folder.folder.mkdir()
+    (folder.folder / "lock").symlink_to(precious / "thesis.tex")
+    with pytest.raises(ValueError, match="lock: expected a file of your own, found a link"), folder.deciding():
+        pass
+    assert (precious / "thesis.tex").read_text() == "years of work"
+
+
+USES = {
+    "state": started,
+    "joining": lambda folder: JoiningBox(code="no code", data=".", state=folder).join(print),
+    "authority": lambda folder: EdgeJoining(name="127.0.0.1", root=folder).prepare(),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_a_folder_in_which_others_can_write_is_refused(state, use):
     state.chmod(0o777)
     with pytest.raises(ValueError, match="collapipe-state: expected mode 700, found 777; .* chmod 700"):

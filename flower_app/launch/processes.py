@@ -43,8 +43,8 @@ class RunProcesses:
         return alive
 
     def find(self, program: str) -> int | None:
-        """Return the id of a running process whose command line names ``program``."""
-        return next((pid for pid, command in self.alive().items() if program in command), None)
+        """Return the id of a process whose command line names ``program``, of a stopped one only without others."""
+        return min((pid for pid, command in self.alive().items() if program in command), key=is_stopped, default=None)
 
     def end(self, polite_s: float = 5.0, forced_s: float = 5.0) -> list[int]:
         """Ask all to end, then end them.

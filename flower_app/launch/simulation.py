@@ -1,6 +1,7 @@
 """Launch of a run in simulation on this machine, and the watch over its processes from start to end.
 
-Flower calls a killed simulation running for a minute, so the launcher looks at the processes themselves.
+Flower calls a killed simulation running for a minute, so the launcher looks at the processes themselves. One that
+stands still as it starts loses its run after half a minute: Flower starts another, and the launcher follows that one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from contextlib import suppress
 
 from client_pipeline.runtime.ray.private_ray import ATTEMPTS, NODE_IS_LATE
 from flower_app.launch.launcher import LaunchOrder, Outcome, last_error
-from flower_app.launch.processes import interruptible, is_alive
+from flower_app.launch.processes import interruptible, is_alive, is_stopped
 from flower_app.launch.stopped_process import GIVE_UP_S, StoppedProcess
 from flower_app.launch.superlink import SIMULATION, PrivateSuperLink, private_superlink
 from flower_app.runs.run_directory import FAILED, FINISHED, INTERRUPTED, write_summary
@@ -25,6 +26,8 @@ _START_POLL_S = 0.1
 """Time between polls until then [s]."""
 _LOG_S = 60.0
 """Time for a finished simulation to end by itself, so that its log is whole [s]."""
+_PENDING, _STOPPED = "pending", "finished:stopped"
+"""Flower's statuses of a run that waits for a process, and of one that ``flwr stop`` has ended."""
 _STOP_S = 30.0
 """Time for a simulation to end whose run was stopped [s]: Flower's own end of it may hang."""
 
@@ -80,12 +83,14 @@ def _follow(superlink: PrivateSuperLink, order: LaunchOrder) -> Outcome:
         if superlink.submission is None or superlink.submission.poll() is None or (looks_at and now <= looks_at):
             return ""
         is_due, looks_at = looks_at is not None, now + _STOP_S
-        return "the run was stopped, and its simulation did not end" if is_due and superlink.run_was_stopped() else ""
+        is_stop = is_due and superlink.run_status() == _STOPPED
+        return "the run was stopped, and its simulation did not end" if is_stop else ""
 
     def end() -> Outcome | None:
         nonlocal simulation
         superlink.submit_when_healthy()
-        simulation = simulation or superlink.processes.find(SIMULATION)
+        if simulation is None or not is_alive(simulation) or is_stopped(simulation):
+            simulation = superlink.processes.find(SIMULATION) or simulation
         reason = _death(superlink, simulation, time.monotonic() - started)
         if reason := reason or pause.reason(simulation) or leftover():
             return _last_words(superlink, order, reason)
@@ -101,7 +106,9 @@ def _death(superlink: PrivateSuperLink, simulation: int | None, waited_s: float)
         return f"the SuperLink ended with exit code {superlink.server.returncode}; see {superlink.superlink_log}"
     if simulation is not None:
         # By now flwr run only forwards the log: the run continues without it.
-        return "" if is_alive(simulation) else "the simulation ended without a result"
+        if is_alive(simulation) or (waited_s <= _START_S and superlink.run_status() == _PENDING):
+            return ""
+        return "" if superlink.processes.find(SIMULATION) else "the simulation ended without a result"
     if superlink.submission is not None and superlink.submission.poll() is not None:
         if superlink.submission.returncode:
             return "flwr run did not accept the app"
@@ -120,7 +127,7 @@ def _last_words(superlink: PrivateSuperLink, order: LaunchOrder, reason: str) ->
     ):
         return outcome
     error = last_error(superlink.simulation_log)
-    if not error and superlink.run_was_stopped():
+    if not error and superlink.run_status() == _STOPPED:
         return Outcome(INTERRUPTED, "stopped by flwr stop")
     cause = f"{reason}: {error}" if error else reason
     return Outcome(FAILED, f"{cause}; see {superlink.simulation_log}")

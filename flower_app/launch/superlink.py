@@ -87,10 +87,10 @@ class PrivateSuperLink:
             if child is not None and child.pid not in remaining:
                 child.wait()
 
-    def run_was_stopped(self) -> bool:
-        """Return whether ``flwr stop`` has ended the run; false where the SuperLink does not answer."""
+    def run_status(self) -> str:
+        """Return Flower's status of the run; empty where the SuperLink does not answer."""
         answer = flwr_json(without_proxies(self._environment), _ANSWER_S, "list", CONNECTION, work=self._work)
-        return any(run.get("status") == "finished:stopped" for run in answer.get("runs", ()))
+        return next((str(run.get("status")) for run in answer.get("runs", ())), "")
 
 
 @contextlib.contextmanager

@@ -101,9 +101,15 @@ def test_a_killed_simulation_is_noticed(tiny_app, run_dir):
     assert outcome.error.startswith("the simulation ended without a result; see ")
 
 
-def death(server=None, submission=None, simulation=None, waited_s=0.0):
+def death(server=None, submission=None, simulation=None, waited_s=0.0, status="starting"):
     programs = [SimpleNamespace(poll=lambda code=code: code, returncode=code) for code in (server, submission)]
-    superlink = SimpleNamespace(server=programs[0], submission=programs[1], superlink_log="superlink.log")
+    superlink = SimpleNamespace(
+        server=programs[0],
+        submission=programs[1],
+        superlink_log="superlink.log",
+        processes=SimpleNamespace(find=lambda program: None),
+        run_status=lambda: status,
+    )
     return _death(superlink, simulation, waited_s)
 
 
@@ -112,6 +118,8 @@ def test_a_run_is_given_up_when_nobody_is_left_to_end_it():
     with subprocess.Popen(["true"]) as ended:
         pass
     assert death(simulation=ended.pid) == "the simulation ended without a result"
+    assert death(simulation=ended.pid, status="pending") == ""
+    assert death(simulation=ended.pid, status="pending", waited_s=1e6) == "the simulation ended without a result"
     assert death(submission=0) == "the simulation ended without a result"
     assert death(submission=2) == "flwr run did not accept the app"
     assert death(server=1, simulation=os.getpid()) == "the SuperLink ended with exit code 1; see superlink.log"
@@ -150,6 +158,24 @@ def test_a_simulation_that_stands_still_is_told_of_and_given_up(tiny_app, run_di
     assert outcome.exit_code == 1
     assert re.match(r"the simulation \(process \d+\) has been stopped for [5-9]", outcome.error), outcome.error
     assert read_summary(run_dir)["status"] == "failed"
+
+
+@pytest.mark.slow
+def test_a_task_that_flower_hands_out_again_is_followed_to_its_end(tiny_app, run_dir):
+    """Its first process stands still as it starts, beyond Flower's claim of 30 s."""
+    stopped, gone_on = [], []
+
+    def look():
+        simulations = [pid for pid, command in left_over(run_dir).items() if "flwr-simulation" in command]
+        if simulations and not stopped:
+            os.kill(simulations[0], signal.SIGSTOP)
+            stopped.append(simulations[0])
+        elif stopped and not gone_on and set(simulations) - set(stopped):
+            os.kill(stopped[0], signal.SIGCONT)
+            gone_on.append(stopped[0])
+
+    outcome = launch_tiny_app(tiny_app, run_dir, "well", look)
+    assert stopped == gone_on and outcome == Outcome("finished", "", {"status": "finished", "rounds": 1}), outcome
 
 
 @pytest.mark.slow

@@ -15,9 +15,9 @@ from flower_app.runs.run_directory import write_summary
 class Ended:
     """A SuperLink whose simulation has ended without a result."""
 
-    processes = SimpleNamespace(find=lambda program: 2**30)
-
     def __init__(self, logs):
+        alive = iter([2**30])
+        self.processes = SimpleNamespace(find=lambda program: next(alive, None))
         self.server = SimpleNamespace(poll=lambda: None)
         self.submission = SimpleNamespace(poll=lambda: None, returncode=0)
         self.simulation_log = self.superlink_log = logs / "simulation.log"
@@ -25,8 +25,8 @@ class Ended:
     def submit_when_healthy(self):
         pass
 
-    def run_was_stopped(self):
-        return False
+    def run_status(self):
+        return "finished:failed"
 
 
 @pytest.fixture

@@ -26,8 +26,15 @@ ATTEMPTS = 3
 NODE_IS_LATE = "node timed out during startup"
 """Part of Ray's message then."""
 _SETTINGS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", _LOOPBACK, *TLS_VARIABLES)
+_NOWHERE = "http://127.0.0.1:9"
+"""Port of the loopback at which nobody answers."""
 RAY_SETTINGS = {
     **ONE_HEAP,
+    # Ray reports nothing to its makers, not even that it reports nothing.
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_USAGE_STATS_REPORT_URL": _NOWHERE,
+    # It asks a cloud's metadata addresses all the same, by the user's proxy: these two have one of their own.
+    **dict.fromkeys(("http://169.254.169.254_proxy", "http://metadata.google.internal_proxy"), _NOWHERE),
     # The parts of a run wait for each other: with Ray's own niceness of 15 a busy program beside them slows them all.
     "RAY_worker_niceness": "0",
     # No worker starts before it is needed.

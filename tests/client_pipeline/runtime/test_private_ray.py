@@ -1,10 +1,12 @@
 """A Ray for one program: its settings, the folder of its sockets, and a process that has imported Ray too early."""
 
+import http.server
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -132,3 +134,50 @@ def test_a_program_starts_one_ray_on_the_loopback_and_ends_it(tmp_path, short_tm
     # Ray's folder was in one that is closed to all others.
     assert folder.startswith(f"{short_tmp}/collapipe-") and folder.endswith(" 0o40700")
     assert os.listdir(short_tmp) == ["ray"] and precious.stat().st_mode & 0o777 == 0o700 and not os.listdir(precious)
+
+
+ASKING = """
+import sys, time
+from pathlib import Path
+from client_pipeline.runtime.ray.private_ray import prepare_private_ray, private_ray
+prepare_private_ray()
+with private_ray(_temp_dir=sys.argv[1]):
+    # The dashboard's line after it has asked.
+    log = Path(sys.argv[1]) / "session_latest" / "logs" / "dashboard.log"
+    while not (log.is_file() and "Usage reporting is" in log.read_text()):
+        time.sleep(0.2)
+    print(log.read_text())
+"""
+
+
+@pytest.mark.slow
+def test_ray_asks_the_users_proxy_for_nothing(recording_proxy):
+    """Its dashboard asked for a cloud's metadata, at each start, though its reports were off."""
+    url, asked = recording_proxy
+    environment = without_secrets(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    environment |= dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), url)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        done = subprocess.run([sys.executable, "-c", ASKING, folder], env=environment, capture_output=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert b"Usage reporting is disabled" in done.stdout and asked == []
+
+
+@pytest.fixture
+def recording_proxy():
+    """An HTTP proxy's URL, and the addresses that it was asked for."""
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_error(502)
+
+        do_POST = do_CONNECT = do_GET
+
+        def log_message(self, *arguments):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", asked
+        server.shutdown()

@@ -194,7 +194,7 @@ def _versions(address: str, answer_of_ray: Mapping[str, Any]) -> Iterator[Findin
 
 
 def _devices(answer_of_ray: Mapping[str, Any], num_expected: int | None) -> Iterator[Finding]:
-    from client_pipeline.runtime.devices.device_nodes import MOVED, NOBODY_THERE, code_digest
+    from client_pipeline.runtime.devices.device_nodes import code_digest, remedy_of
 
     host_by_device: dict[int, str] = {int(k): str(v) for k, v in answer_of_ray["devices"].items()}
     missing = sorted(set(range(num_expected or 0)) - host_by_device.keys())
@@ -204,8 +204,7 @@ def _devices(answer_of_ray: Mapping[str, Any], num_expected: int | None) -> Iter
     for device, answer in sorted((int(k), v) for k, v in answer_of_ray["software"].items()):
         location = f"device {device} at {host_by_device[device]}"
         if isinstance(answer, str):
-            remedy = MOVED if answer.startswith(NOBODY_THERE) else "install the same release there"
-            yield failure("devices", f"{location} cannot run CollaPipe: {answer}", remedy)
+            yield failure("devices", f"{location}: {answer}", remedy_of(answer))
         elif answer["code"] != code_digest():
             yield failure("devices", f"{location} has another release: {json.dumps(answer)}", "install the same there")
         else:

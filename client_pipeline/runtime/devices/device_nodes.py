@@ -32,6 +32,7 @@ _CONNECT_S = 5.0
 NOBODY_THERE = "nobody answers at"
 MOVED = "start it again there, with its present address (join anew: collapipe join CODE --host ADDRESS)"
 """Remedy for a device that is not at the address under which it joined."""
+_IMPORT_FAILED = re.compile(r"ImportError|ModuleNotFoundError|No module named|failed to import|AttributeError")
 _CHECK_TIMEOUT_S = 120.0
 """A device's first process imports torch [s]."""
 
@@ -134,6 +135,15 @@ def device_software(
     return away | _answers_by({k: _on_device(ask, k).remote() for k in devices.keys() - away.keys()}, timeout_s)
 
 
+def remedy_of(answer: str) -> str:
+    """Return the remedy for a device that gave, in place of its software, this reason."""
+    if answer.startswith(NOBODY_THERE):
+        return MOVED
+    if _IMPORT_FAILED.search(answer):
+        return "install the same release there"
+    return "it is busy, or a program on it stands still: look there, and start collapipe there again"
+
+
 def _unreachable() -> dict[int, str]:
     """Return why this machine cannot reach devices; Ray counts one whose address has changed as alive for a while."""
     reasons = {}
@@ -220,8 +230,7 @@ def check_devices(devices: dict[int, str], timeout_s: float = _CHECK_TIMEOUT_S) 
     for device, answer in device_software(devices, timeout_s).items():
         location = f"device {device} at {devices[device]}"
         if isinstance(answer, str):
-            remedy = MOVED if answer.startswith(NOBODY_THERE) else "install the same release there"
-            raise ValueError(f"{location}: cannot run CollaPipe: {answer}; {remedy}")
+            raise ValueError(f"{location}: {answer}; {remedy_of(answer)}")
         if answer["code"] != own_digest:
             raise ValueError(
                 f"{location}: another release of CollaPipe (code {answer['code']}, here {own_digest}); install the "

@@ -10,6 +10,7 @@ from client_pipeline.runtime.devices.device_nodes import (
     check_devices,
     code_digest,
     joined_devices,
+    remedy_of,
     software,
     wait_for_devices,
 )
@@ -149,10 +150,18 @@ def test_devices_of_the_same_release_pass_and_another_is_refused_with_both_diges
         check_devices({0: "10.0.0.1", 1: "10.0.0.2"})
 
 
-def test_a_device_that_does_not_answer_cannot_run_the_product(ray_of):
+def test_a_device_that_does_not_answer_is_busy_or_stands_still(ray_of):
+    """Another release was to be installed on it."""
     ray_of([]).answers = {"collapipe-device-1": PENDING}
-    with pytest.raises(ValueError, match=r"device 1 at 10\.0\.0\.2: cannot run CollaPipe: no answer within 3 s"):
+    silence = r"^device 1 at 10\.0\.0\.2: no answer within 3 s; it is busy, or a program on it stands still: look there"
+    with pytest.raises(ValueError, match=silence):
         check_devices({1: "10.0.0.2"}, timeout_s=3.0)
+
+
+@pytest.mark.parametrize("answer", ["ModuleNotFoundError: No module named 'flwr'", "AttributeError: no 'software'"])
+def test_a_device_that_cannot_import_the_product_needs_the_same_release(answer):
+    assert remedy_of(answer) == "install the same release there"
+    assert "stands still" in remedy_of("WorkerCrashedError: The worker died")
 
 
 def test_a_device_that_has_left_its_address_is_named_at_once(ray_of):

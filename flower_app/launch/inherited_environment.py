@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from urllib.parse import urlsplit
@@ -50,7 +52,7 @@ def without_proxies(environment: Mapping[str, str]) -> dict[str, str]:
 
 def past_proxies(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
     """Copy an environment whose programs reach these hosts, and those that the user excepts, without a proxy."""
-    excepted = [host.strip() for name in _EXCEPTIONS for host in environment.get(name, "").split(",")]
+    excepted = [_exception(host.strip()) for name in _EXCEPTIONS for host in environment.get(name, "").split(",")]
     if "*" in excepted:
         # Python reads * as all hosts only if it stands alone; gRPC does not know it.
         environment = without_proxies(environment)
@@ -64,6 +66,18 @@ def _absolute(path: str) -> str:
     return path if path.startswith(("~", "$")) else os.path.abspath(path)
 
 
+def _exception(host: str) -> str:
+    """Return a host as all clients read it, IPv6 without brackets; empty where Flower's fails at it, as at networks."""
+    bare = host.removeprefix("[").removesuffix("]")
+    if ":" in bare and "://" not in bare:
+        try:
+            ipaddress.ip_address(bare)
+        except ValueError:
+            name, _, port = bare.rpartition(":")
+            return bare if port.isdigit() and ":" not in name else ""
+    return bare if "://[" not in host else ""
+
+
 def _is_proxy(name: str) -> bool:
     return name.lower() in _PROXIES
 
@@ -71,7 +85,9 @@ def _is_proxy(name: str) -> bool:
 def _is_usable_proxy(url: str) -> bool:
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
-        is_whole = parts.port != 0 and bool(parts.hostname)
+        is_whole = parts.port != 0 and bool(parts.hostname) and url == url.strip()
+        if re.fullmatch(r"[\d.]+", parts.hostname or ""):
+            ipaddress.ip_address(str(parts.hostname))
     except ValueError:
         return False
     if parts.scheme in ("socks5", "socks5h"):

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from urllib.request import getproxies_environment, proxy_bypass_environment
 
+import httpx
 import pytest
 
 from flower_app.launch.superlink import launch_environment
@@ -21,10 +22,39 @@ def test_a_relative_path_stays_that_of_the_users_folder(tmp_path, monkeypatch, n
 
 
 @pytest.mark.parametrize("name", PROXIES)
-@pytest.mark.parametrize("url", ["socks4://proxy:1080", "ftp://proxy:21", "http://proxy:port", "http://"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "socks4://proxy:1080",
+        "ftp://proxy:21",
+        "http://proxy:port",
+        "http://",
+        " http://proxy:80",
+        "http://1.2.3.400:80",
+    ],
+)
 def test_a_proxy_that_flowers_client_cannot_use_reaches_no_program(name, url):
     """With `ALL_PROXY=socks5://...` Flower's HTTP client failed, though it was to reach this machine alone."""
     assert name not in launch_environment(Path("/home"), Path("/ray"), {name: url})
+
+
+@pytest.mark.parametrize("proxy", ["http://[::1]:3128", "http://[fd00::1]:80", "http://user:p%40ss@proxy:80"])
+@pytest.mark.parametrize(
+    "excepted", ["[::1]", "::1", "fd00::/8", "[fd00::1]:80", "http://[::1]", "hub:port", "10.0.0.0/8"]
+)
+def test_flowers_client_starts_with_every_proxy_and_exception_of_ipv6(monkeypatch, proxy, excepted):
+    """With `NO_PROXY=[::1]` or a network of IPv6 `flwr run` did not accept the app."""
+    environment = launch_environment(Path("/home"), Path("/ray"), {"all_proxy": proxy, "NO_PROXY": excepted})
+    monkeypatch.setattr(os, "environ", environment)
+    httpx.Client().close()
+    assert environment["all_proxy"] == proxy
+
+
+def test_an_excepted_host_of_ipv6_stays_excepted_without_its_brackets():
+    environment = launch_environment(
+        Path("/home"), Path("/ray"), {"no_proxy": "[fd00::1], fe80::1,hub:8080,http://hub"}
+    )
+    assert environment["no_proxy"] == "fd00::1,fe80::1,hub:8080,http://hub,127.0.0.1,localhost"
 
 
 @pytest.mark.parametrize("url", ["http://proxy:3128", "https://user:secret@proxy:3128", "proxy:3128"])

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from client_pipeline.link.frame_limits import DEFAULT_MAX_BYTES
-from client_pipeline.link.hosts import is_loopback
+from client_pipeline.link.hosts import is_here
 from client_pipeline.link.keepalive import channel_options
 
 SERVICE = "collapipe.Decoder"
@@ -98,7 +98,7 @@ def open_channel(address: DecoderAddress, certificates: LinkCertificates, most_b
         )
     # One connection per stream; a proxy for the outer world must not stand between two local processes.
     options = [*channel_options(most_bytes or address.max_frame_bytes), ("grpc.use_local_subchannel_pool", 1)]
-    if is_loopback(address.target.rpartition(":")[0]):
+    if is_here(address.target.rpartition(":")[0]):
         options.append(("grpc.enable_http_proxy", 0))
     if not address.tls:
         return grpc.insecure_channel(address.target, options=options)

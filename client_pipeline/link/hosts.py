@@ -87,3 +87,14 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(plain).is_loopback
     except ValueError:
         return plain == "localhost"
+
+
+def is_here(host: str) -> bool:
+    """Return whether an address, or a name, is this machine's: only its own addresses can be bound."""
+    try:
+        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
+        with socket.socket(family, kind, protocol) as one:
+            one.bind(address)
+    except (OSError, UnicodeError):
+        return False
+    return True

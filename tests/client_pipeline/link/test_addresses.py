@@ -1,10 +1,14 @@
 """Addresses of hosts and of the decoder: what is read, what is refused, and how a channel is opened."""
 
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
 import grpc
+import psutil
 import pytest
 
 from client_pipeline.link.address import DecoderAddress, LinkCertificates, open_channel, read_pem
-from client_pipeline.link.hosts import HostPort, check_ipv4_host, is_loopback, split_address
+from client_pipeline.link.hosts import HostPort, check_ipv4_host, is_here, is_loopback, split_address
 from client_pipeline.link.keepalive import channel_options
 
 ADDRESS = DecoderAddress(target="10.0.0.1:50", token="secret", round=3, cluster=1)
@@ -58,7 +62,38 @@ def test_this_machine_alone_reaches_its_loopback(host, is_here):
     assert is_loopback(host) is is_here
 
 
+@pytest.fixture
+def outer_address():
+    """An address of this machine that others reach."""
+    addresses = [one.address for ones in psutil.net_if_addrs().values() for one in ones if one.family == socket.AF_INET]
+    if not (outer := [address for address in addresses if not is_loopback(address)]):
+        pytest.skip("this machine has no address but its loopback's")
+    return outer[0]
+
+
+def test_an_address_of_another_machine_is_told_from_those_of_this_one(outer_address):
+    assert all(map(is_here, ("127.0.0.1", "localhost", outer_address)))
+    # Addresses that documents use, and no machine.
+    assert not any(map(is_here, ("192.0.2.1", "[2001:db8::1]", "no-such-host.invalid")))
+
+
 # The decoder's.
+
+
+def test_no_proxy_stands_before_a_decoder_of_this_machine(monkeypatch, outer_address):
+    """With `decoder.bind` at the machine's outer address the stream went to `https_proxy`."""
+    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("grpc_proxy", "http://127.0.0.1:9")
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port(f"{outer_address}:0")
+    server.start()
+    address = DecoderAddress(target=f"{outer_address}:{port}", token="secret", round=3, cluster=1)
+    try:
+        with open_channel(address, LinkCertificates()) as channel:
+            grpc.channel_ready_future(channel).result(60)
+    finally:
+        server.stop(None)
 
 
 def test_an_address_survives_the_trip_and_says_no_secret():

@@ -6,6 +6,8 @@ import ipaddress
 import socket
 from typing import NamedTuple
 
+import psutil
+
 
 class HostPort(NamedTuple):
     """An address, read."""
@@ -78,6 +80,22 @@ def plain_host(host: str) -> str:
         except OSError:
             return bare
     return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+def check_reached_host(key: str, host: str) -> None:
+    """Refuse a host at which no other machine can reach this one: as :func:`check_ipv4_host`, and 0.0.0.0."""
+    check_ipv4_host(key, host)
+    if not host.strip("0."):
+        raise ValueError(
+            f"{key}: expected the name or address at which others reach this machine, found {host}, which stands for "
+            f"all of its addresses; give one of them: {', '.join(ipv4_addresses())}"
+        )
+
+
+def ipv4_addresses() -> list[str]:
+    """Return this machine's IPv4 addresses, those of its loopback last."""
+    addresses = [a.address for link in psutil.net_if_addrs().values() for a in link if a.family == socket.AF_INET]
+    return sorted(addresses, key=is_loopback)
 
 
 def is_loopback(host: str) -> bool:

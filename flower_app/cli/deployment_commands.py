@@ -102,7 +102,7 @@ def up_edge_server(
     reply_mb: ReplyLimit = _REPLY_MB,
 ) -> None:
     """The SuperLink, under TLS, for boxes that have joined; with --name it prints codes by which boxes join."""
-    from flower_app.deployment.machine_checks import NeededPort
+    from flower_app.deployment.machine_checks import NeededPort, refuse_taken_ports
     from flower_app.joining.edge_joining import EdgeJoining, invite, tell_codes
     from flower_app.joining.join_code import check_invitation
 
@@ -131,6 +131,8 @@ def up_edge_server(
     if certs.name != "server":
         raise ValueError(f"--certs: expected a folder named server, beside the authority's, found {certs}")
     check_invitation(codes, minutes)
+    # Ports may be those of a start that was killed, which up() ends.
+    refuse_taken_ports([NeededPort("--host", server.host, 0, "for boxes")])
     joining.prepare(server.host)
 
     def tell() -> None:

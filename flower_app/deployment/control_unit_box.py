@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from client_pipeline import durable
-from client_pipeline.link.hosts import HostPort, check_ipv4_host, is_loopback, split_address
+from client_pipeline.link.hosts import HostPort, check_ipv4_host, check_reached_host, is_loopback, split_address
 from flower_app.deployment.app_digest import installed_digest
 from flower_app.deployment.app_proxy import ProxyFiles, write_credentials
 from flower_app.deployment.certificate_checks import check_certificate, check_cluster_certificate
@@ -76,7 +76,7 @@ class ControlUnitBox(ClusterBox):
         for module in self.allowed_modules:
             if not all(part.isidentifier() for part in module.split(".")):
                 raise ValueError(f"--allow-module: expected the name of a module or package, found {module!r}")
-        check_ipv4_host("--host", self.host)
+        check_reached_host("--host", self.host)
         server_address(self.server)
         metrics_address(self.metrics)
         if (door := self._door_address) and not _is_address(door.bare_host):

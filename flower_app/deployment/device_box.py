@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from client_pipeline.link.hosts import HostPort, check_ipv4_host, is_loopback, split_address
+from client_pipeline.link.hosts import HostPort, check_ipv4_host, check_reached_host, is_loopback, split_address
 from flower_app.deployment.certificate_checks import check_cluster_certificate
 from flower_app.deployment.findings import refuse_failed
 from flower_app.deployment.head_check import wait_for_head
@@ -33,7 +33,7 @@ class DeviceBox(ClusterBox):
     def __post_init__(self) -> None:
         if not self.devices:
             raise ValueError("--device: expected the number of the device within its cluster, found none")
-        check_ipv4_host("--host", self.host)
+        check_reached_host("--host", self.host)
         # A gloo member on the loopback listens where a control unit on the network cannot hear it.
         if is_loopback(self.host) != is_loopback(cu_address(self.cu).host):
             raise ValueError(

@@ -132,8 +132,13 @@ class NeededPort(NamedTuple):
 
 
 def refuse_taken_ports(ports: Sequence[NeededPort]) -> None:
-    """Refuse to start where a program cannot listen."""
-    for option, host, port, purpose in ports:
+    """Refuse to start where a program cannot listen, or two would listen at one port."""
+    for number, (option, host, port, purpose) in enumerate(ports):
+        for other in ports[:number]:
+            if other.port == port and (other.host == host or "0.0.0.0" in (other.host, host)):
+                raise ValueError(
+                    f"{option}: port {port} of {host}, {purpose}, is that of {other.option}, too; choose another port"
+                )
         for finding in check_port("port", host, port, purpose):
             if finding.status == "failed":
                 # An address of another machine is --host's mistake, except where the option names its own host.

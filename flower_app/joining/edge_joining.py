@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from client_pipeline.link.hosts import HostPort, check_ipv4_host
+from client_pipeline.link.hosts import HostPort, check_reached_host
 from flower_app.deployment import revocation
 from flower_app.deployment.certificate_authority import (
     CERTIFICATE_DAYS,
@@ -43,7 +43,7 @@ class EdgeJoining:
     def __post_init__(self) -> None:
         if not 1 <= self.join_port <= 65535:
             raise ValueError(f"--join-port: expected 1 to 65535, found {self.join_port}")
-        check_ipv4_host("--name", self.name)
+        check_reached_host("--name", self.name)
 
     @property
     def folder(self) -> JoinFolder:

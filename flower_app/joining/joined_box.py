@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from client_pipeline import durable
-from client_pipeline.link.hosts import check_ipv4_host, split_address
+from client_pipeline.link.hosts import check_reached_host, split_address
 from flower_app.deployment.control_unit_box import RUNTIME_PORT, ControlUnitBox
 from flower_app.deployment.credentials import DeviceFiles
 from flower_app.deployment.device_box import DeviceBox
@@ -74,7 +74,7 @@ class JoiningBox:
                 raise ValueError(f"--{option}: expected on a control unit, found on a device")
         metrics_address(self.metrics)
         if self.host:
-            check_ipv4_host("--host", self.host)
+            check_reached_host("--host", self.host)
         # A wrong option is refused before the box joins: what the edge server decides does not matter here.
         kind = CU_KIND if self._is_control_unit else DEVICE_KIND
         place = {

@@ -68,6 +68,30 @@ def test_an_edge_server_that_cannot_start_prints_no_codes(tmp_path):
         done = CliRunner().invoke(app, [str(option) for option in ("up", "edge-server", *options)])
         assert done.exit_code == 2 and words in done.output
         assert "collapipe join" not in done.output
+        # Nor has it an authority and a certificate for that address.
+        assert not (tmp_path / "certs").exists()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "0"])
+def test_an_address_that_stands_for_all_is_refused_with_those_of_this_machine(tmp_path, host):
+    """A code had it, by which a box asked itself."""
+    for option, command in (
+        ("--name", ["up", "edge-server", "--certs", tmp_path / "certs" / "server", "--state", tmp_path]),
+        ("--name", ["invite", "--out", tmp_path / "certs"]),
+        ("--host", ["join", "x", "--cluster", "0", "--state", tmp_path]),
+    ):
+        done = CliRunner().invoke(app, [str(word) for word in (*command, option, host)])
+        assert done.exit_code == 2
+        assert f"error: {option}: expected the name or address at which others reach this machine" in done.output
+        assert HOST in done.output and not (tmp_path / "certs").exists()
+
+
+def test_two_options_at_one_port_are_told_before_anything_starts(certs):
+    """The SuperLink ended 15 s later with a traceback: the metrics had its port."""
+    port = free_port()
+    done = start_server(certs, HOST, "--control-port", port, "--metrics", port)
+    assert done.exit_code == 2
+    assert f"error: --metrics: port {port} of {HOST}, for Prometheus, is that of --control-port, too" in done.output
 
 
 @pytest.mark.parametrize(

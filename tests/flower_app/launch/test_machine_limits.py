@@ -1,10 +1,14 @@
 """Limits of a machine are named before a run starts, and beside the error that may come from one."""
 
+import os
+import re
 import resource
 from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
+from flower_app.cli.main import app
 from flower_app.config.run_config import RunConfig
 from flower_app.launch.launcher import Outcome
 from flower_app.launch.single_run import NewRun, launch_run, new_run
@@ -35,6 +39,35 @@ def test_too_few_open_files_are_named(limits):
     limits[resource.RLIMIT_NOFILE] = (64, 64)
     with pytest.raises(ValueError, match="ulimit -n: expected at least 128 open files, found 64"):
         refused_run()
+
+
+def test_too_little_address_space_is_named(limits):
+    limits[resource.RLIMIT_AS] = (10**9, NONE)
+    with pytest.raises(ValueError, match="ulimit -v: expected at least 4 GB of address space, found 1.0 GB; raise it"):
+        refused_run()
+
+
+@pytest.mark.parametrize(("user", "error"), [(1000, "ulimit -u: expected room for 260 proc"), (0, "num-rounds")])
+def test_too_few_processes_are_named_except_to_root_whom_the_system_does_not_count(limits, monkeypatch, user, error):
+    limits[resource.RLIMIT_NPROC] = (100, 100)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    with pytest.raises(ValueError, match=error):
+        refused_run()
+
+
+def test_shared_memory_that_cannot_be_written_is_named(limits, monkeypatch):
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != "/dev/shm" and access(path, mode))
+    with pytest.raises(ValueError, match="^/dev/shm: expected a folder that is writable, where Ray keeps its objects"):
+        refused_run()
+
+
+@pytest.mark.parametrize("number", [resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_NPROC])
+def test_a_limit_is_one_line_of_the_command(limits, monkeypatch, number):
+    limits[number] = (64, 64)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    done = CliRunner().invoke(app, ["run"])
+    assert done.exit_code == 2 and re.fullmatch(r"error: ulimit -[nuv]: expected .*\n", done.output)
 
 
 @pytest.mark.parametrize(("before", "after"), [((256, 4096), 1024), ((256, NONE), 1024), ((256, 512), 512)])

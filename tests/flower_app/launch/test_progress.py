@@ -184,6 +184,15 @@ def test_the_report_shows_the_way_of_the_metrics_the_result_and_where_it_lies(pr
     assert len(table) <= 8 and table[-1] == ["30", "3.142", "30"]
 
 
+def test_the_table_of_scores_tells_the_loss_of_training_from_that_of_validation(progress, tmp_path):
+    append_round(tmp_path, round_line(1, metrics={"loss": 2.5, "bleu": 7.0}))
+    progress.update()
+    progress.report({})
+    title, scores = printed(progress).splitlines()[-4:-2]
+    assert [word.strip() for word in title.split("  ") if word] == ["round", "train loss", "validation loss", "bleu"]
+    assert scores.split() == ["1", "3.142", "2.5", "7"]
+
+
 def drawn(progress):
     """The lines that stay, as they are on a terminal at this moment."""
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=100)

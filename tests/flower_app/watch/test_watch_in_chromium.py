@@ -4,12 +4,14 @@
 """
 
 import json
+import re
 
 import pytest
 
 from client_pipeline.link.cluster_news import ClusterNews, LifeSign
 from client_pipeline.runtime.transport.faults import FaultRecord
-from flower_app.runs.run_directory import ROUNDS, append_round
+from flower_app.config.run_config import RunConfig
+from flower_app.runs.run_directory import FINISHED, ROUNDS, append_round, write_config, write_summary
 from flower_app.training.live_news import LiveNews
 from flower_app.watch.server import open_port, watched
 from helpers.planned_run import unfinished_run
@@ -106,6 +108,43 @@ def test_rows_have_names_and_empty_boxes_say_that_they_are(opened):
     box = "(name) => getComputedStyle(document.querySelector(name), '::before').content"
     assert {page.evaluate(box, name) for name in ("#faults", "#changes")} == {'"none so far"'}
     assert page.evaluate(box, "#log") == '"nothing"'
+    assert errors == []
+
+
+COUNTERS = """() => {
+  window.counters = [];
+  new MutationObserver(() => window.counters.push(document.getElementById("progress").textContent)).observe(
+    document.getElementById("progress"), { subtree: true, childList: true, characterData: true });
+}"""
+
+
+def test_a_finished_run_that_is_extended_counts_to_its_new_end(opened):
+    """An open page said "round 43 of 40"."""
+    run_dir, line, page, errors = opened()
+    write_config(run_dir, RunConfig(scenario="unequal", num_rounds=4))
+    write_summary(run_dir, FINISHED)
+    progress(page, "round 4 of 4")
+    page.evaluate(COUNTERS)
+    write_config(run_dir, RunConfig(scenario="unequal", num_rounds=12))
+    (run_dir / "summary.json").unlink()
+    for number in range(5, 13):
+        append_round(run_dir, line | {"round": number})
+        progress(page, f"round {number} of 12")
+    counters = [[int(word) for word in re.findall(r"\d+", text)[:2]] for text in page.evaluate("window.counters")]
+    assert counters and all(round_ <= most for round_, most in counters), counters
+    assert errors == []
+
+
+def test_a_first_prediction_that_is_far_off_leaves_the_picture_and_not_the_others_flat(opened):
+    run_dir, line, page, errors = opened()
+    for number in range(5, 13):
+        times = {"predicted_train_s": 900.0 if number == 5 else 3.0, "measured_train_s": 2.5}
+        append_round(run_dir, line | {"round": number, "plan": line["plan"] | {"predictions": [times]}})
+    progress(page, "round 12 ")
+    outside = "1 outside, the largest 900 in round 5"
+    seconds_until(lambda: page.text_content("#seconds-outside"), lambda text: text == outside)
+    # The largest of the others, and some room.
+    assert 3.0 < page.evaluate("charts.seconds.plot.scales.left.max") < 6.0
     assert errors == []
 
 

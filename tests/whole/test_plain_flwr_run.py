@@ -46,6 +46,8 @@ def plain_flwr_run(tmp_path_factory):
             # A busy machine exceeds the 15 s that Flower gives its SuperLink.
             if "Failed to start local SuperLink within" not in output:
                 break
+        # Even where the run has failed.
+        assert result.returncode == 0, output[-3000:]
         run_dir = (folder / name / "latest").resolve()
         assert str(run_dir) in output, output[-3000:]
         return run_dir, output
@@ -88,6 +90,9 @@ def test_plain_flwr_run_refuses_fewer_nodes_than_clusters_that_somebody_asked_fo
     line = 'flwr run . --stream --federation-config "num-supernodes=3 client-resources-num-cpus=1 init-args-num-cpus=3"'
     assert line in summary["error"] and "expected 3 nodes, one a cluster, found 2" in summary["error"]
     assert line in output
+    # The reason is the last line before Flower's own; the exit code says nothing of it.
+    last = [text for text in output.partition("Exit Code: 700")[0].splitlines() if text.strip()][-2]
+    assert last.startswith("ValueError: ") and last.endswith(summary["error"])
     # Nodes of a simulation are all there at once: nobody waits a minute for a third.
     assert "within 60 s" not in summary["error"]
 

@@ -1,7 +1,9 @@
 """Bytes that are no text, no home, a full disk, closed descriptors: each ends in one line."""
 
 import errno
+import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flower_app.cli.main import app
+from helpers.command_line import sets
 
 
 def invoked(monkeypatch, *arguments):
@@ -65,3 +68,27 @@ def test_a_full_disk_is_one_line(monkeypatch, number, file):
     assert done.output.splitlines() == [
         f"error: {path}{os.strerror(number)}; make room there, or give another folder (runs-dir, TMPDIR)"
     ]
+
+
+def with_closed(closed, *arguments):
+    """Start the command line without some of the descriptors 0 to 2."""
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "flower_app.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=560)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_descriptors_change_neither_exit_code_nor_words(closed):
+    done = with_closed(closed, "run", "--set", "num-rounds=0")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == ("" if "2>" in closed else "error: num-rounds: expected at least 1, found 0\n")
+
+
+@pytest.mark.slow
+def test_a_run_without_any_descriptor_trains_to_its_end(tmp_path):
+    """A log or a socket has the number of one that is closed, and nobody prints into it."""
+    run_dir = tmp_path / "run"
+    options = sets(num_rounds=1, num_clusters=1, run_dir=run_dir)
+    assert with_closed("<&- >&- 2>&-", "run", *options).returncode == 0
+    assert json.loads((run_dir / "summary.json").read_text())["status"] == "finished"
+    assert (run_dir / "config.toml").read_text().startswith("name = ")

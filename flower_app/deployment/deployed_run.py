@@ -235,7 +235,7 @@ def _follow(flwr: _Flwr, run_id: str, order: LaunchOrder) -> Outcome:
         return None
 
     try:
-        return order.follow(end)
+        return order.follow(end, pause)
     finally:
         log.terminate()
         try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from flower_app.launch.stopped_process import Standstill
+from flower_app.launch.stopped_process import Standstill, StoppedProcess
 from flower_app.runs.run_directory import (
     BAD_INPUT,
     FAILED,
@@ -93,8 +93,11 @@ class LaunchOrder:
             return None
         return Outcome(str(summary.get("status")), str(summary.get("error", "")), summary)
 
-    def follow(self, end: Callable[[], Outcome | None]) -> Outcome:
-        """Poll until there is a summary, or ``end`` knows that none can come; ``end`` waits for the next poll."""
+    def follow(self, end: Callable[[], Outcome | None], pause: StoppedProcess) -> Outcome:
+        """Poll until there is a summary, or ``end`` knows that none can come; ``end`` waits for the next poll.
+
+        A failure is told with the standstill, of ``pause`` or of all, that came before it.
+        """
         standstill = Standstill(self.say)
         while True:
             standstill.poll()
@@ -102,7 +105,7 @@ class LaunchOrder:
             if outcome := self.outcome() or end():
                 if outcome.status in (FINISHED, BAD_INPUT):
                     return outcome
-                return replace(outcome, error=outcome.error + standstill.cause())
+                return replace(outcome, error=outcome.error + (standstill.cause() or pause.cause()))
 
     def last_outcome(self, seconds: float, is_over: Callable[[], bool] = lambda: False) -> Outcome | None:
         """Wait for a summary written at the last moment, for ``seconds`` or until ``is_over``."""

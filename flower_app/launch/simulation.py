@@ -72,7 +72,8 @@ def _follow(superlink: PrivateSuperLink, order: LaunchOrder) -> Outcome:
     """Poll until there is a summary, or nobody left to write one."""
     simulation: int | None = None
     started = time.monotonic()
-    pause = StoppedProcess("simulation", f"after {GIVE_UP_S:g} s the run ends", order.say)
+    end_words = f"after {GIVE_UP_S:g} s the run ends (Flower may end it after a minute)"
+    pause = StoppedProcess("simulation", end_words, order.say)
     looks_at: float | None = None
 
     def leftover() -> str:
@@ -97,7 +98,7 @@ def _follow(superlink: PrivateSuperLink, order: LaunchOrder) -> Outcome:
         time.sleep(order.poll_s if simulation else min(order.poll_s, _START_POLL_S))
         return None
 
-    return order.follow(end)
+    return order.follow(end, pause)
 
 
 def _death(superlink: PrivateSuperLink, simulation: int | None, waited_s: float) -> str:

@@ -13,7 +13,7 @@ from flower_app.launch.processes import is_stopped
 SAY_S, GIVE_UP_S = 5.0, 300.0
 """Times until the user is told, and until the run is given up [s]."""
 _STANDSTILL_S = 15.0
-"""Shortest time between two polls after which this process itself must have stood still [s]."""
+"""Shortest standstill that may end a run; between two polls this process itself must have stood still then [s]."""
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """A clock that goes on while the machine sleeps, where the system has one."""
 
@@ -25,10 +25,14 @@ class StoppedProcess:
         self._name, self._consequence, self._say = name, consequence, say
         self._since: float | None = None
         self._is_reported = False
+        self._longest_s = 0.0
+        """Longest standstill after which it went on [s]."""
 
     def reason(self, pid: int | None) -> str:
         """Return why the run is given up; empty while it is not. The user is told before."""
         if pid is None or not is_stopped(pid):
+            if self._since is not None:
+                self._longest_s = max(self._longest_s, time.monotonic() - self._since)
             self._since, self._is_reported = None, False
             return ""
         self._since = self._since or time.monotonic()
@@ -42,6 +46,10 @@ class StoppedProcess:
         if stopped_s <= GIVE_UP_S:
             return ""
         return f"the {self._name} (process {pid}) has been stopped for {stopped_s:.0f} s"
+
+    def cause(self) -> str:
+        """Return the end of the message about a run that has failed; empty where it never stood still for long."""
+        return _cause(self._longest_s)
 
 
 class Standstill:
@@ -68,6 +76,10 @@ class Standstill:
 
     def cause(self) -> str:
         """Return the end of the message about a run that has failed; empty where nothing stood still."""
-        if not self._longest_s:
-            return ""
-        return f"; it had stood still for {self._longest_s:.0f} s before, and Flower and Ray wait about 30 s for a sign"
+        return _cause(self._longest_s)
+
+
+def _cause(stood_s: float) -> str:
+    if stood_s < _STANDSTILL_S:
+        return ""
+    return f"; it had stood still for {stood_s:.0f} s before, and Flower and Ray wait about 30 s for a sign"

@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from flower_app.launch import simulation
+from flower_app.launch import simulation, stopped_process
 from flower_app.launch.launcher import LaunchOrder
 from flower_app.launch.simulation import SimulationLauncher
+from flower_app.launch.stopped_process import StoppedProcess
 from flower_app.runs.run_directory import write_summary
+from helpers.clocks import Clock
 
 
 class Ended:
@@ -74,3 +76,15 @@ def test_a_run_that_ended_without_one_does_not(launched):
     outcome, lines = launched(0.5)
     assert outcome.error.startswith("the simulation ended without a result") and "stood still" not in outcome.error
     assert lines == []
+
+
+def test_a_run_whose_simulation_stood_still_alone_says_so_too(monkeypatch):
+    """Flower had given it up meanwhile, and the run "ended without a result"."""
+    clock, states = Clock(), iter([True, True, False])
+    monkeypatch.setattr(stopped_process, "time", clock)
+    monkeypatch.setattr(stopped_process, "is_stopped", lambda pid: next(states))
+    pause = StoppedProcess("simulation", "then it ends", lambda text: None)
+    for _ in range(2):
+        assert pause.reason(7) == "" == pause.cause()
+        clock.sleep(20.0)
+    assert pause.reason(7) == "" and pause.cause().startswith("; it had stood still for 40 s before, and Flower")

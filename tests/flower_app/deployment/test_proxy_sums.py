@@ -8,13 +8,20 @@ import pytest
 from flower_app.deployment.fleet_proxy import FleetProxy
 from flower_app.deployment.reverse_proxy import Bounds
 from helpers.patience import eventually
-from helpers.proxies import HOST, Behind, Credentials, RunningProxy
+from helpers.proxies import HOST, Behind, Credentials, RunningProxy, received, status_of
 
-SIZE = 20_000
+SIZE, SMALL = 20_000, 500
 BOUNDS = Bounds(
-    connections=40, connections_per_peer=20, body_bytes=SIZE, pending_bytes_per_peer=3 * SIZE, pending_bytes=4 * SIZE
+    connections=400,
+    connections_per_peer=200,
+    body_bytes=SIZE,
+    pending_bytes_per_peer=3 * SIZE,
+    pending_bytes=4 * SIZE,
+    body_s=120.0,
 )
 PUSH = "/v1/fleet/push-object"
+PASSED = 401
+"""Answer of the program behind: what it has not taken counts for nobody afterwards."""
 
 
 @pytest.fixture(scope="module")
@@ -25,60 +32,59 @@ def credentials(tmp_path_factory):
 @pytest.fixture(scope="module")
 def behind(credentials):
     behind = Behind(credentials)
-    # What it has not taken counts for nobody afterwards.
-    behind.answers[PUSH] = (401, b"")
+    behind.answers[PUSH] = (PASSED, b"")
     yield behind
     behind.close()
 
 
-@pytest.fixture
-def proxy(behind, credentials):
-    proxy = RunningProxy(lambda **options: FleetProxy(2 * SIZE, **options), behind.port, credentials, BOUNDS)
-    yield proxy
-    proxy.close()
+class Peers:
+    """Peers of a proxy, by their address and the key that they show."""
 
+    def __init__(self, proxy, stack):
+        self._proxy, self._stack = proxy, stack
 
-@contextlib.contextmanager
-def half_a_push(proxy, source, *headers):
-    """Have an address send the head of a request, and nothing of its body."""
-    raw = socket.create_connection((HOST, proxy.port), 120, (source, 0))
-    with proxy.credentials.client().wrap_socket(raw, server_hostname=HOST) as peer:
-        lines = [f"POST {PUSH} HTTP/1.1", "Host: here", f"Content-Length: {SIZE}", *headers]
+    def begin(self, source, key, size=SIZE):
+        """Send the head of a push, and nothing of its body."""
+        raw = socket.create_connection((HOST, self._proxy.port), 120, (source, 0))
+        peer = self._stack.enter_context(self._proxy.credentials.client().wrap_socket(raw, server_hostname=HOST))
+        lines = [f"POST {PUSH} HTTP/1.1", "Host: here", f"Content-Length: {size}", f"flwr-public-key: {key}"]
         peer.sendall("\r\n".join([*lines, "", ""]).encode())
-        yield
+        return peer
+
+    def status(self, source, key, size=SIZE):
+        """Push a whole body."""
+        peer = self.begin(source, key, size)
+        peer.sendall(bytes(size))
+        return status_of(received(peer))
 
 
-def test_bodies_on_their_way_are_bounded_for_all_addresses_together(proxy):
-    with contextlib.ExitStack() as peers:
+@pytest.fixture
+def peers(request, behind, credentials):
+    """Peers of a proxy with the bound on an order's answer that the test asks for [byte]."""
+    proxy = RunningProxy(lambda **options: FleetProxy(request.param, **options), behind.port, credentials, BOUNDS)
+    with contextlib.ExitStack() as stack:
+        stack.callback(proxy.close)
+        yield Peers(proxy, stack)
+
+
+@pytest.mark.parametrize("peers", [100 * SIZE], indirect=True)
+def test_bodies_on_their_way_are_bounded_for_all_addresses_together(peers):
+    def has_no_room():
+        # A push that came while another body was on its way was refused itself: one more each time.
         for source in ("127.0.0.2", "127.0.0.3"):
-            for _ in range(2):
-                peers.enter_context(half_a_push(proxy, source))
-        # This address has nothing on its way.
-        eventually(lambda: proxy.status(PUSH, body=b"x") == 503, 30)
-        assert any("too many bytes are on their way" in line for line in proxy.said)
-    eventually(lambda: proxy.status(PUSH, body=b"x") == 401)
+            peers.begin(source, "one")
+        return peers.status("127.0.0.4", "two") == 503
+
+    eventually(has_no_room, 30)
 
 
-def test_what_a_node_has_on_its_way_counts_for_its_order(proxy):
+@pytest.mark.parametrize("peers", [2 * SMALL], indirect=True)
+def test_what_a_node_has_on_its_way_counts_for_its_order_and_a_stranger_with_its_key_for_nobody(peers):
     """A node could push any number of bytes at once, before the SuperLink had taken the first of them."""
-    key = ("flwr-public-key", "one")
 
-    def status(**options):
-        return proxy.status(PUSH, body=bytes(SIZE // 2), **options)
+    def has_no_room():
+        peers.begin("127.0.0.2", "one", SMALL)
+        return peers.status("127.0.0.2", "one", SMALL) == 413
 
-    with contextlib.ExitStack() as peers:
-        for _ in range(2):
-            peers.enter_context(half_a_push(proxy, HOST, ": ".join(key)))
-        eventually(lambda: status(headers=[key]) == 413, 30)
-        assert any("--reply-mb" in line for line in proxy.said)
-        assert status(headers=[("flwr-public-key", "two")]) == 401
-    eventually(lambda: status(headers=[key]) == 401)
-
-
-def test_a_stranger_with_a_nodes_key_takes_nothing_from_it(proxy):
-    key = ("flwr-public-key", "one")
-    with contextlib.ExitStack() as peers:
-        for _ in range(2):
-            peers.enter_context(half_a_push(proxy, "127.0.0.2", ": ".join(key)))
-        eventually(lambda: sum(proxy.proxy._underway.values()) == 2 * SIZE)
-        assert proxy.status(PUSH, body=bytes(SIZE), headers=[key]) == 401
+    eventually(has_no_room, 30)
+    assert peers.status("127.0.0.3", "one", 1) == peers.status("127.0.0.2", "two", 1) == PASSED

@@ -46,6 +46,8 @@ def plain_flwr_run(tmp_path_factory):
             # A busy machine exceeds the 15 s that Flower gives its SuperLink.
             if "Failed to start local SuperLink within" not in output:
                 break
+        if "[code: 15] Invalid run configuration." in output:
+            return None, (folder / "home" / "local-superlink" / "superlink.log").read_text()
         # Even where the run has failed.
         assert result.returncode == 0, output[-3000:]
         run_dir = (folder / name / "latest").resolve()
@@ -95,6 +97,10 @@ def test_plain_flwr_run_refuses_fewer_nodes_than_clusters_that_somebody_asked_fo
     assert last.startswith("ValueError: ") and last.endswith(summary["error"])
     # Nodes of a simulation are all there at once: nobody waits a minute for a third.
     assert "within 60 s" not in summary["error"]
+
+
+def test_a_key_that_the_app_does_not_have_is_named_in_the_superlinks_log(plain_flwr_run):
+    assert "Key 'num-round' is not present" in plain_flwr_run("misspelt", **{"num-round": 1})[1]
 
 
 def test_plain_flwr_run_learns_with_two_clients_one_after_the_other(plain_flwr_run):

@@ -28,6 +28,14 @@ from client_pipeline.weights.unfilled import adopt
 
 _OTHER_HEADS_DROPOUTS = ("qa_dropout", "summary_first_dropout", "summary_last_dropout")
 """Settings of heads that nobody trains here."""
+_KINDS = {
+    **dict.fromkeys(("id2label", "label2id", "text_config", "quantization_config"), (dict, "an object")),
+    **dict.fromkeys(("model_type", "dtype", "torch_dtype", "problem_type"), (str, "a text")),
+    "architectures": (list, "a list"),
+    "num_labels": (int, "a whole number"),
+}
+"""Key of ``config.json`` whose value the library does not check itself -> its type, and that in words."""
+_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 
 
 def dropouts(spec: ModelSpec) -> dict[str, float]:
@@ -174,7 +182,7 @@ def read_library_config(source: str) -> Any:
     FileNotFoundError
         If there is none.
     ValueError
-        If its architecture is not supported.
+        If its architecture is not supported, or a value is of another kind.
     """
     from transformers import AutoConfig, BertConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
@@ -188,9 +196,17 @@ def read_library_config(source: str) -> Any:
     if Path(source).is_dir():
         check_folder(Path(source))
         try:
-            model_type = json_value(file.read_text(encoding="utf-8")).get("model_type")
+            settings = json_value(file.read_text(encoding="utf-8"))
+            model_type = settings.get("model_type")
         except (ValueError, AttributeError) as error:
             raise ValueError(f"{file}: expected a JSON object, {error}") from error
+        for key, (kind_of_value, words) in _KINDS.items():
+            if settings.get(key) is not None and not isinstance(settings[key], kind_of_value):
+                raise ValueError(f"{file}: {key}: expected {words}, found {repr(settings[key])[:60]}; correct it")
+        if strange := [key for key in settings.get("id2label") or () if not key.isdecimal()]:
+            raise ValueError(
+                f"{file}: id2label: expected the numbers of classes as keys, found {strange[0]!r}; correct it"
+            )
         if model_type is not None and model_type not in CONFIG_MAPPING_NAMES:
             library_family(str(model_type), source)
     try:
@@ -202,7 +218,12 @@ def read_library_config(source: str) -> Any:
             f"{source!r} is neither a folder nor a hub id of a model that can be loaded: "
             f"{str(error).splitlines()[0] if str(error) else type(error).__name__}{offline_remedy()}"
         ) from error
+    except Exception as error:  # the library's checks of values raise kinds of their own
+        raise ValueError(f"{file}: {' '.join(str(error).split())}; correct the value") from error
     text = text_config(config)
+    for key in _SIZES:
+        if isinstance(size := getattr(text, key, 1), int) and size < 1:
+            raise ValueError(f"{file}: {key}: expected a number above 0, found {size}; correct it")
     if text is not config and not is_decoder_only(text.model_type):
         raise ValueError(
             f"{source}: model type {config.model_type!r} has a text model of type {text.model_type!r}, of which the "

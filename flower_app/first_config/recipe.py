@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from client_pipeline.documents import json_value
+from client_pipeline.families.families import read_library_config
 from client_pipeline.partition.plan import whole_blocks
 from client_pipeline.system.scenario import load_scenario
 from flower_app.first_config.guess import Guess, vocab_size_of
@@ -130,28 +130,24 @@ def _fresh(guess: Guess, room: int, steps: int, length: int) -> list[Setting]:
     return settings + _optimizer(rate, max(1, steps // warm), schedule, "as the recipe of the same kind of text")
 
 
-def _model_config(folder: str) -> dict[str, Any]:
-    file = Path(folder).expanduser() / "config.json"
-    if not file.is_file():
+def _model_config(folder: str) -> Any:
+    if not (Path(folder).expanduser() / "config.json").is_file():
         raise ValueError(
             f"--pretrained: expected a folder with a config.json, found none in {folder}; save a model there"
         )
     try:
-        config = json_value(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"--pretrained: {file}: expected JSON, {error}") from error
-    # Of a multi-modal model its text model is taken.
-    return dict(config.get("text_config") or config)
+        return read_library_config(str(Path(folder).expanduser()))
+    except (FileNotFoundError, ValueError) as error:
+        raise ValueError(f"--pretrained: {error}") from error
 
 
 def _positions(folder: str) -> int:
-    config = _model_config(folder)
-    return int(config.get("max_position_embeddings") or config.get("n_positions") or _EMBEDDED)
+    return getattr(_model_config(folder), "max_position_embeddings", None) or _EMBEDDED
 
 
 def _pretrained(task: str, folder: str, room: int, scenario: str, steps: int, length: int) -> list[Setting]:
     file, config = Path(folder).expanduser() / "config.json", _model_config(folder)
-    layers = config.get("num_hidden_layers") or config.get("encoder_layers") or config.get("n_layer") or 0
+    layers = config.num_hidden_layers
     is_chat = task == "instruction"
     # The costs of a model's own TEBs decide otherwise.
     if layers > room and not is_chat:
@@ -159,8 +155,8 @@ def _pretrained(task: str, folder: str, room: int, scenario: str, steps: int, le
             f"--scenario: {scenario} has room for {room} TEBs in a cluster, the model of {folder} has {layers}; name a "
             "scenario with more memory or devices"
         )
-    small = int(config.get("hidden_size") or config.get("dim") or config.get("d_model") or 768) <= 512
-    family = str(config.get("model_type", "bert"))
+    small = config.hidden_size <= 512
+    family = config.model_type
     positions = _positions(folder)
     settings = [
         Setting(key="model.family", value=family, because=f"what {file} says"),

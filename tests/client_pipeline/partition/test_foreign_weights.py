@@ -9,6 +9,9 @@ from typer.testing import CliRunner
 from client_pipeline.families.families import read_library_config
 from client_pipeline.families.hugging_face import auto_model
 from flower_app.cli.main import app
+from flower_app.first_config.guess import guess_task
+from flower_app.first_config.own_text import OwnText
+from flower_app.first_config.recipe import recipe
 from flower_app.verify import model_builder
 from helpers.tiny_models import library_config
 
@@ -122,6 +125,27 @@ def test_quantised_weights_are_named_with_the_remedy(tmp_path, changes, method):
     with pytest.raises(ValueError, match=f"{method}.*dequantise first") as refused:
         read_library_config(str(folder))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"id2label": ["a", "b"]}, r"id2label: expected an object, found \['a', 'b'\]; correct it"),
+        ({"id2label": {"x": "a"}}, "id2label: expected the numbers of classes as keys, found 'x'; correct it"),
+        ({"label2id": 5}, "label2id: expected an object, found 5; correct it"),
+        ({"hidden_size": "64"}, ".*'hidden_size' expected int, got str .*'64'"),
+        ({"num_labels": "2"}, "num_labels: expected a whole number, found '2'; correct it"),
+        ({"num_attention_heads": 0}, "num_attention_heads: expected a number above 0, found 0; correct it"),
+    ],
+    ids=["list", "keys", "number", "text", "labels", "zero"],
+)
+def test_a_configuration_with_a_value_of_another_kind_is_refused_by_file_and_key(tmp_path, changes, message):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"} | changes))
+    with pytest.raises(ValueError, match=f"config.json: ({message})") as refused:
+        read_library_config(str(tmp_path))
+    assert "\n" not in str(refused.value)
+    with pytest.raises(ValueError, match="^--pretrained: .*config.json: "):
+        recipe(guess_task(OwnText(kind="plain", columns={"train": {"text": ["a b"] * 20}})), "default", str(tmp_path))
 
 
 @pytest.mark.parametrize("with_config", [False, True])

@@ -346,7 +346,9 @@ def _names(splits: Mapping[str, Columns], task: str, labels: str) -> tuple[tuple
         return names, tuple(counts[name] for name in names)
     if task == "token-classification":
         tags = {str(tag) for columns in splits.values() for row in columns[labels] for tag in _words(row)}
-        return in_order({tag[2:] for tag in tags if tag[:1] in BIO_MARKS and tag[1:2] == "-"}), ()
+        kinds = {tag[2:] for tag in tags if tag[:1] in BIO_MARKS and tag[1:2] == "-"}
+        same = one_spelling(kinds)
+        return in_order({same.get(kind, kind) for kind in kinds}), ()
     return (), ()
 
 

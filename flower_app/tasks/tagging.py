@@ -10,7 +10,8 @@ from typing import Any
 
 from client_pipeline.partition.parts import IGNORED_LABEL
 from client_pipeline.partition.spec import TOKEN_CLASSIFICATION
-from flower_app.tasks.data.corpus import INPUTS, LABELS, DataConfig, file_of
+from flower_app.tasks.data.corpus import INPUTS, LABELS, DataConfig, file_of, listed
+from flower_app.tasks.data.tables import one_spelling
 from flower_app.tasks.data.texts import blank_separated, ending, lines, shards
 from flower_app.tasks.encoded import EncodedText
 from flower_app.tasks.generated.generated_labels import KINDS, tagged
@@ -57,6 +58,7 @@ class TaggingTask(LabelledTask[list[str]]):
                 raise ValueError(f"{LABELS}: {place}: {len(words[-1])} tokens have {len(tags[-1])} tags")
             tags[-1] = [bio_tag(tag, f"{LABELS}: {place}") for tag in tags[-1]]
         declared = tuple(table.class_names.get(LABELS, ()))
+        tags = _with_one_spelling(tags, listed(data))
         return Examples(words, tags, list(map(main_type, tags)), lambda row, _: table.place(row), declared)
 
     def generate(self, number: int, split: str, seed: int) -> Examples[list[str]]:
@@ -173,6 +175,13 @@ def bio_tag(tag: str, location: str) -> str:
     return f"{BIO_MARKS[mark]}-{kind}"
 
 
+def _with_one_spelling(tags: Iterable[Sequence[str]], kinds: Sequence[str]) -> list[list[str]]:
+    """Return the tags of sentences, each type in one spelling: that of ``kinds`` where it is among them."""
+    rows = list(tags)
+    spelling = one_spelling({tag[2:] for row in rows for tag in row}, kinds)
+    return [[tag[:2] + spelling.get(tag[2:], tag[2:]) for tag in row] for row in rows]
+
+
 def read_conll(path: Path, data: DataConfig, key: str, with_tags: bool = True) -> Examples[list[str]]:
     """Read a CoNLL file, or its shards: a word a line with its tag, blank lines between sentences.
 
@@ -233,6 +242,7 @@ def read_conll(path: Path, data: DataConfig, key: str, with_tags: bool = True) -
             numbers[-1].append(number)
     if not words:
         raise ValueError(f"{key}: {path} has no sentence; expected a word and its tag on a line")
+    tags = _with_one_spelling(tags, listed(data))
     return Examples(
         words, tags, list(map(main_type, tags)), lambda row, word: f"{files[row]}, line {numbers[row][word]}"
     )

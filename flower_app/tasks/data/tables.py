@@ -24,6 +24,8 @@ logger = logging.getLogger("flwr.collapipe.text")
 TABLES = (".tsv", ".csv", ".jsonl", ".parquet")
 LOST = "\ufffd"
 """Unicode's replacement for a character that cannot be read."""
+_UNSEEN = re.compile("[\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufe0e\ufe0f\ufeff]")
+"""Characters without a picture, such as the soft hyphen and the zero-width space."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Table:
             raise ValueError(
                 f"{key}: {place}: expected the number of one of {len(names)} classes, found {value!r}{remedy}"
             )
-        if not name:
+        if not spelled_value(name):
             raise ValueError(f"{key}: {place}: the label is empty")
         if LOST in name:
             # Two labels that differ in what they have lost would be one class.
@@ -110,24 +112,34 @@ def is_missing_label(value: Any) -> bool:
 def one_spelling(names: Iterable[str], listed: Sequence[str] = ()) -> dict[str, str]:
     """Map labels that spell one value in several ways, such as 1, 1.0 and True, to one spelling.
 
-    So do accents of one or two characters (Unicode's NFC and NFD), and one blank or several between two words.
-
     A spelling that is listed wins, then the shortest. What has one spelling alone stays as it is.
 
     >>> sorted(one_spelling(["1", "1.0", "True", "0.0", "1.5", "a"]).items())
     [('1', '1'), ('1.0', '1'), ('True', '1')]
     """
-    spellings: dict[float | str, set[str]] = defaultdict(set)
+    spellings: dict[str, set[str]] = defaultdict(set)
     for name in {*names, *listed}:
-        if re.fullmatch(r"(0|[+-]?[1-9]\d*)(\.0*)?|true|false", name, re.IGNORECASE | re.ASCII):
-            spellings[float({"true": "1", "false": "0"}.get(name.lower(), name))].add(name)
-        else:
-            spellings[" ".join(unicodedata.normalize("NFC", name).split())].add(name)
+        spellings[spelled_value(name)].add(name)
     chosen: dict[str, str] = {}
     for same in spellings.values():
         best = min(same, key=lambda name: (name not in listed, len(name), name))
         chosen |= {name: name if name in listed else best for name in same if len(same) > 1}
     return chosen
+
+
+def spelled_value(name: str) -> str:
+    """Return what a label spells: a whole number without sign and fraction, or a text.
+
+    A text's accents are one character (Unicode's NFC) and its words have one blank between; characters that nobody
+    sees are left out.
+
+    >>> spelled_value("+7.0"), spelled_value("True"), spelled_value("so  good")
+    ('7', '1', 'so good')
+    """
+    if number := re.fullmatch(r"(0|[+-]?[1-9]\d*)(\.0*)?", name, re.ASCII):
+        return number[1].removeprefix("+")
+    text = _UNSEEN.sub("", unicodedata.normalize("NFC", name))
+    return {"true": "1", "false": "0"}.get(text.lower()) or " ".join(text.split())
 
 
 def _plain(value: Any, expected: str, column: str) -> str:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from flower_app.config.sources import load_config
 from helpers.command_line import init, write_rows
 
 NUMBER = 60
@@ -130,3 +131,10 @@ def test_nothing_is_left_behind_where_the_runs_own_check_refuses(monkeypatch):
     monkeypatch.setattr(ClassificationTask, "prepare", interrupted)
     init("train.csv")
     assert [path.name for path in Path().iterdir()] == ["train.csv"]
+
+
+def test_a_type_of_tags_is_listed_in_one_spelling():
+    kinds = ("caf\u00e9", "cafe\u0301")
+    write_table("train.jsonl", lambda i: {"tokens": TEXTS[i].split(), "tags": ["O"] * 5 + [f"B-{kinds[i % 2]}"]})
+    assert init("train.jsonl")[0] == 0
+    assert load_config("collapipe.toml").data.labels == "caf\u00e9"

@@ -136,6 +136,9 @@ def test_shards_of_text_of_tags_and_of_each_cluster(tmp_path):
         (["+1", "1", "-1", "0", "1."], ["1", "1", "-1", "0", "1"]),
         (["\u00e9t\u00e9", "e\u0301te\u0301", "ete"], ["\u00e9t\u00e9", "\u00e9t\u00e9", "ete"]),
         (["very good", "very  good", "good"], ["very good", "very good", "good"]),
+        (["go\u200bod", "go\u00adod", "good", "\ufeffgood", "so so", "so\u00a0so"], ["good"] * 4 + ["so so"] * 2),
+        # Beyond what a float tells apart.
+        ([12345678901234567, 12345678901234568, "12345678901234567.0"], [f"1234567890123456{i}" for i in (7, 8, 7)]),
         # Alike in one way alone, they stay as they are.
         ([1.0, 0.0, 1.0], ["1.0", "0.0", "1.0"]),
         ([True, False, True], ["True", "False", "True"]),

@@ -173,3 +173,14 @@ def test_a_tag_of_another_kind_is_refused_with_what_to_write(tmp_path, tag):
     (tmp_path / "a.conll").write_text(f"Ada\t{tag}\n")
     with pytest.raises(ValueError, match=rf"line 1: expected a tag O, .* found '{tag}'; write B-{tag} for a word that"):
         read(files(tmp_path, "a.conll"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind"), [("", "caf\u00e9"), ("cafe\u0301", "cafe\u0301")], ids=["occurring", "listed"]
+)
+@pytest.mark.parametrize("name", ["train.conll", "train.jsonl"])
+def test_a_type_has_one_spelling(tmp_path, name, labels, kind):
+    tags = ["B-caf\u00e9", "I-cafe\u0301", "O", "B-ca\u00adfe\u0301"]
+    (tmp_path / "train.conll").write_text("".join(f"word\t{tag}\n" for tag in tags))
+    (tmp_path / "train.jsonl").write_text(json.dumps({"tokens": ["word"] * 4, "tags": tags}))
+    assert read(files(tmp_path, name, labels=labels)).labels == [[f"B-{kind}", f"I-{kind}", "O", f"B-{kind}"]]

@@ -73,6 +73,11 @@ class PretrainedWeights(Mapping[str, Tensor]):
 
 _CLASSIFIER = r"((pre_)?classifier|score)\."
 """Beginning of the names, in all families' files, of tensors that tell classes apart."""
+_OTHER_OUTPUTS = {
+    "regression": "a number (regression)",
+    "multi_label_classification": "several labels of a text (multi-label classification)",
+}
+"""Problem that a classifier was trained for, and no task has -> what it gives."""
 
 
 TAIL = "embedding.tail."
@@ -216,12 +221,13 @@ def trained_classes(source: str, head: str) -> tuple[str, ...]:
             f"{source}: the classifier of a {saved_class} does not tell classes of {head} apart; "
             "model.new-head = true draws a new one"
         )
-    if config.problem_type == "regression":
+    rows = len(tensors[outputs[0]])
+    if gives := _OTHER_OUTPUTS.get("regression" if rows == 1 else config.problem_type):
         raise ValueError(
-            f"{source}: config.json says that the classifier gives numbers (regression), expected classes; "
-            "model.new-head = true draws a new one"
+            f"{source}: expected a classifier of single classes, found one that gives {gives}; model.new-head = true "
+            "draws a new one"
         )
-    names, rows = _class_names(source, config), len(tensors[outputs[0]])
+    names = _class_names(source, config)
     if len(names) != rows:
         raise ValueError(
             f"{source}: config.json names {len(names)} classes, its classifier has {rows}; correct id2label, or set "
@@ -234,9 +240,17 @@ def _class_names(source: str, config: Any) -> tuple[str, ...]:
     """Return the names of ``id2label`` by their numbers, or those of ``label2id`` where that stands alone."""
     file = model_file(source, "config.json")
     settings = json.loads(file.read_text(encoding="utf-8")) if file else {}
-    if not settings.get("id2label") and isinstance(by_name := settings.get("label2id"), dict) and by_name:
-        return tuple(str(name) for name in sorted(by_name, key=lambda name: int(by_name[name])))
-    return tuple(str(config.id2label[number]) for number in sorted(config.id2label))
+    key, numbered = "id2label", config.id2label.items()
+    if not settings.get("id2label") and settings.get("label2id"):
+        key, numbered = "label2id", {number: name for name, number in settings["label2id"].items()}.items()
+    by_number = {str(number): name for number, name in numbered}
+    names = [by_number.get(str(number)) for number in range(len(by_number))]
+    if None in names or len(set(names)) < len(names):
+        raise ValueError(
+            f"{source}: config.json: {key}: expected a name of its own for each of the classes from 0, found "
+            f"{str(settings.get(key))[:60]}; correct it, or set model.new-head = true"
+        )
+    return tuple(map(str, names))
 
 
 def _specification(source: str, head: str, num_labels: int, server_layers: int) -> tuple[ModelSpec, LibraryFamily]:

@@ -126,7 +126,8 @@ def make_first_config(request: FirstConfigRequest, say: Callable[[str], None]) -
     notes += [
         f"{setting.key} = {json.dumps(setting.value)}: {setting.because}"
         for setting in settings
-        if setting.key in ("num-rounds", "model.family", "model.encoder-layers", "optimizer.lr", "selection.metric")
+        if setting.key
+        in ("num-rounds", "model.family", "model.encoder-layers", "optimizer.lr", "selection.metric", "model.new-head")
     ]
     for note in notes:
         say(note)

@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from client_pipeline.families.families import read_library_config
+from client_pipeline.families.pretrained import trained_classes
 from client_pipeline.partition.plan import whole_blocks
+from client_pipeline.partition.spec import CLASSIFIERS
 from client_pipeline.system.scenario import load_scenario
 from flower_app.first_config.guess import Guess, vocab_size_of
 from flower_app.tasks.chat_template import own_template
 from flower_app.tasks.tokenizer import load_tokenizer
+from flower_app.tasks.trained_labels import numbered, unnamed
 
 _LOCAL_STEPS = 4
 _ALIKE = 10_000
@@ -78,7 +81,7 @@ def recipe(guess: Guess, scenario: str, pretrained: str = "") -> list[Setting]:
     if is_chat and pretrained and not own_template(load_tokenizer(pretrained, "--pretrained", complete=False)):
         settings.append(Setting(key="task.chat-template", value="chatml", because="the tokenizer has none of its own"))
     if pretrained:
-        return settings + _pretrained(guess.task, pretrained, room, scenario, steps, length)
+        return settings + _pretrained(guess, pretrained, room, scenario, steps, length)
     return settings + _fresh(guess, room, steps, length)
 
 
@@ -145,10 +148,22 @@ def _positions(folder: str) -> int:
     return getattr(_model_config(folder), "max_position_embeddings", None) or _EMBEDDED
 
 
-def _pretrained(task: str, folder: str, room: int, scenario: str, steps: int, length: int) -> list[Setting]:
+def _new_head(guess: Guess, folder: str) -> list[Setting]:
+    """Choose a new head where the classes of the model's own have no names, and the labels are not their numbers."""
+    try:
+        classes = trained_classes(folder, guess.task) if guess.task in CLASSIFIERS else ()
+    except ValueError as error:
+        raise ValueError(f"--pretrained: {error}") from error
+    if not unnamed(classes) or {*guess.names} <= {*classes} or numbered(classes, guess.names):
+        return []
+    because = "the classes of the model's head have no names; false, with data.labels in their order, keeps them"
+    return [Setting(key="model.new-head", value=True, because=because)]
+
+
+def _pretrained(guess: Guess, folder: str, room: int, scenario: str, steps: int, length: int) -> list[Setting]:
     file, config = Path(folder).expanduser() / "config.json", _model_config(folder)
     layers = config.num_hidden_layers
-    is_chat = task == "instruction"
+    is_chat = guess.task == "instruction"
     # The costs of a model's own TEBs decide otherwise.
     if layers > room and not is_chat:
         raise ValueError(
@@ -162,6 +177,7 @@ def _pretrained(task: str, folder: str, room: int, scenario: str, steps: int, le
         Setting(key="model.family", value=family, because=f"what {file} says"),
         Setting(key="model.pretrained", value=str(Path(folder).expanduser().absolute()), because="with its tokenizer"),
         Setting(key="model.max-length", value=max(length, min(positions, _EMBEDDED)), because="its positions"),
+        *_new_head(guess, str(Path(folder).expanduser())),
     ]
     if is_chat:
         settings += [

@@ -25,6 +25,7 @@ from client_pipeline.partition.spec import CAUSAL_LM, SEQ2SEQ, SEQUENCE_CLASSIFI
 from flower_app.saved_model import SavedModel, load_model
 from flower_app.tasks.base import ModelConfig
 from flower_app.tasks.data.corpus import DataConfig
+from flower_app.tasks.data.tables import folded_label
 from flower_app.tasks.tokenizer import TextTokenizer, load_tokenizer
 
 _PADDING = 128
@@ -263,8 +264,12 @@ def _continued(
         kept.pop("pad_token_id", None)
     # Which blocks the server has is the run's own, as all sizes are.
     spec = ModelSpec(family=saved_model.spec.family, head=head, config={**library_values, **kept})
-    # The head goes on where it says the same things.
-    same = head == saved_model.spec.head and saved_model.spec.config.get("id2label") == library_values.get("id2label")
+    # The head goes on where it says the same things, whatever their spelling.
+    says, is_to_say = (
+        {number: folded_label(name) for number, name in (values.get("id2label") or {}).items()}
+        for values in (saved_model.spec.config, library_values)
+    )
+    same = head == saved_model.spec.head and says == is_to_say
     drawn = new_head and "id2label" in library_values
     goes_on = same and not drawn
     weights = merged(saved_model.parts).weights(head=goes_on)

@@ -142,6 +142,11 @@ def spelled_value(name: str) -> str:
     return {"true": "1", "false": "0"}.get(text.lower()) or " ".join(text.split())
 
 
+def folded_label(name: str) -> str:
+    """Return what a label says, whatever its spelling and the case of its letters."""
+    return spelled_value(name.strip()).casefold()
+
+
 def _plain(value: Any, expected: str, column: str) -> str:
     """Return a text, or a number as one; what is nested has no text of its own."""
     if isinstance(value, (list, tuple, dict)):

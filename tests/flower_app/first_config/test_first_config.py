@@ -13,6 +13,7 @@ from flower_app.first_config.first_config import FirstConfigRequest, make_first_
 from flower_app.first_config.guess import guess_task
 from flower_app.first_config.own_text import read_own_text
 from flower_app.first_config.recipe import recipe
+from flower_app.tasks.word_pieces import train_wordpiece
 
 QUESTIONS = [
     (f"what is the {word} of number {i}", kind) for i in range(60) for word, kind in (("name", "who"), ("size", "how"))
@@ -140,6 +141,23 @@ def test_a_pretrained_model_brings_family_and_tokenizer(tmp_path):
     (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 99}))
     with pytest.raises(ValueError, match="two-clusters has room for 24 TEBs in a cluster, the model of model has 99"):
         recipe(guess, "two-clusters", "model")
+
+
+@pytest.mark.parametrize(
+    ("labels", "new_head"),
+    [(["good", "bad"], True), (["a", "b", "c"], True), (["0", "1"], False), (["LABEL_1", "LABEL_0"], False)],
+    ids=["names", "more", "numbers", "placeholders"],
+)
+def test_a_head_whose_classes_have_no_names_is_replaced_unless_the_labels_number_them(tmp_path, labels, new_head):
+    from transformers import BertConfig, BertForSequenceClassification
+
+    write_csv("train.csv", [(text, labels[i % len(labels)]) for i, (text, _) in enumerate(QUESTIONS)])
+    tokenizer = train_wordpiece([text for text, _ in QUESTIONS], 400, False, True)
+    sizes = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+    BertForSequenceClassification(BertConfig(vocab_size=tokenizer.vocab_size, **sizes)).save_pretrained("model")
+    (tmp_path / "model" / "tokenizer.json").write_text(tokenizer.to_json())
+    config = load_config(str(made("train.csv", pretrained="model", out=Path("unnamed.toml")).file))
+    assert config.model.new_head is new_head
 
 
 def write_texts(task):

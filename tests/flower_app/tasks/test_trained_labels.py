@@ -1,6 +1,7 @@
 """A pretrained head goes on with its own classes: the labels of the data are matched with them by name."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -124,7 +125,7 @@ def test_a_tagger_keeps_the_order_of_its_tags(tmp_path, dtype, tags):
         (["a", "b"], KIND[CLASSIFICATION], ["A", "a", "b"], "A not among them"),
         (["LABEL_0", "LABEL_1"], KIND[CLASSIFICATION], ["good", "bad"], "list them in data.labels in the order"),
         (["LABEL_0", "LABEL_1"], KIND[CLASSIFICATION], ["1", "2"], "2 not among them"),
-        (["LABEL_0"], KIND[CLASSIFICATION], ["good", "bad"], "tells 1 classes apart"),
+        (["LABEL_0"], KIND[CLASSIFICATION], ["good", "bad"], r"one that gives a number \(regression\)"),
         (["pos", "neg"], KIND[TAGGING], ["pos", "neg"], "the classifier of a BertForTokenClassification does not tell"),
     ],
     ids=["names", "more", "case", "placeholders", "from-one", "regression", "tagger"],
@@ -172,6 +173,69 @@ def test_names_that_are_not_as_many_as_the_classes_are_refused(tmp_path):
     model = checkpoint(tmp_path, ["a", "b", "c"], config_changes={"id2label": {"0": "a", "1": "b"}, "label2id": None})
     with pytest.raises(ValueError, match=r"config\.json names 2 classes, its classifier has 3; correct id2label"):
         prepare(CLASSIFICATION, table(tmp_path, ["a", "b"] * 2), model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"problem_type": "multi_label_classification"},
+            "single classes, found one that gives several labels of a text",
+        ),
+        ({"problem_type": "regression"}, "single classes, found one that gives a number"),
+        ({"id2label": {"0": "a", "1": "a"}}, "id2label: expected a name of its own for each of the classes from 0"),
+        ({"id2label": {"0": "a", "2": "b"}}, "id2label: expected a name of its own for each of the classes from 0"),
+        ({"id2label": {"0": "a", "1": None}}, "id2label: expected a name of its own for each of the classes from 0"),
+        ({"id2label": None, "label2id": {"a": "x"}}, "label2id: expected a name of its own for each of the classes"),
+    ],
+    ids=["several", "number", "equal", "gap", "null", "text"],
+)
+def test_a_head_of_another_kind_or_without_names_of_their_own_is_refused(tmp_path, changes, message):
+    model = checkpoint(tmp_path, ["a", "b"], config_changes=changes)
+    data = table(tmp_path, ["a", "b"] * 2)
+    with pytest.raises(ValueError, match=f"^model.pretrained: .*{message}.*model.new-head = true") as refused:
+        prepare(CLASSIFICATION, data, model)
+    assert "\n" not in str(refused.value)
+    assert labels_of(prepare(CLASSIFICATION, data, options(**{**vars(model), "new_head": True})).spec) == ("a", "b")
+
+
+@pytest.mark.parametrize("marks", ["BIES", "BILU"])
+def test_a_head_that_marks_the_ends_of_spans_is_refused(tmp_path, marks):
+    classes = ["O", *(f"{mark}-{kind}" for kind in ("PER", "LOC") for mark in marks)]
+    model, data = checkpoint(tmp_path, classes, KIND[TAGGING]), tagged(tmp_path, ["B-PER", "I-PER", "O", "B-LOC"])
+    with pytest.raises(ValueError, match=f"^model.pretrained: .*{marks[2]}-PER, .*BIOES.*model.new-head = true"):
+        prepare(TAGGING, data, model)
+    found = prepare(TAGGING, data, options(**{**vars(model), "new_head": True}))
+    # A run whose head an earlier release took as it was.
+    found.spec.config["id2label"] = dict(zip(map(str, range(9)), classes, strict=True))
+    found.spec.config["num_labels"] = 9
+    run = save(tmp_path / "run", TAGGING, found, replace(found, weights={}).build(seed=1), data)
+    with pytest.raises(ValueError, match=f"^model.from: .*{marks[2]}-PER, .*BIOES.*model.new-head = true"):
+        prepare(TAGGING, data, options(from_=run))
+
+
+def test_a_mark_that_the_data_never_has_needs_no_class(tmp_path):
+    classes = ["O", "I-PER", "I-LOC", "B-LOC"]
+    model = checkpoint(tmp_path, classes, KIND[TAGGING], best=1)
+    data = tagged(tmp_path, ["I-PER", "I-PER", "O", "I-LOC"])
+    found, metrics, names = scored(TAGGING, data, model)
+    assert labels_of(found.spec) == tuple(classes) and names == ["I-PER", "I-PER", "O", "I-LOC"]
+    assert metrics["accuracy"] == pytest.approx(2 / 4)
+    run = save(tmp_path / "run", TAGGING, found, found.build(seed=1), data)
+    assert labels_of(prepare(TAGGING, data, options(from_=run)).spec) == tuple(classes)
+    with pytest.raises(ValueError, match="^model.pretrained: .*the data has 5 labels, B-PER not among them"):
+        prepare(TAGGING, tagged(tmp_path, ["B-PER", "O", "I-LOC"]), model)
+
+
+@pytest.mark.parametrize("labels", [["POSITIVE", "NEGATIVE"], ["posi\u00adtive", "negative"]], ids=["case", "unseen"])
+def test_the_head_of_a_run_knows_its_labels_in_another_spelling(tmp_path, labels):
+    found = prepare(CLASSIFICATION, table(tmp_path, ["positive", "negative"] * 2), options())
+    run = save(tmp_path / "run", CLASSIFICATION, found, found.build(seed=1), table(tmp_path, ["positive", "negative"]))
+    again = prepare(CLASSIFICATION, table(tmp_path, labels * 2), options(from_=run))
+    assert labels_of(again.spec) == tuple(reversed(labels))
+    assert {"head.classifier.weight", "head.classifier.bias"} <= again.weights.keys()
+    other = prepare(CLASSIFICATION, table(tmp_path, ["positive", "bad"] * 2), options(from_=run))
+    assert not any(name.startswith("head.classifier") for name in other.weights)
 
 
 def test_placeholders_take_the_order_of_data_labels(tmp_path):

@@ -70,6 +70,12 @@ class ChatColumns:
         messages += question
         if self.answer and not (question and question[-1]["role"] == ASSISTANT):
             messages += _messages(row.get(self.answer), ASSISTANT, f"{place}: {self.answer}")
+        elif self.answer not in ("", DataConfig.target_column) and not tables.is_missing_label(row.get(self.answer)):
+            raise ValueError(
+                f"{place}: {self.answer}: expected no answer behind a conversation that ends with one, found "
+                f"{str(row.get(self.answer))[:60]!r}; leave out data.target-column; data.label-column names the "
+                "classes that data.partition goes by"
+            )
         return messages
 
 
@@ -263,8 +269,9 @@ def load_conversations(data: DataConfig, split: str, seed: int, cluster: int | N
             raise ValueError(f"{key}: expected a table ({', '.join(tables.TABLES)}, .json), found {path}")
         table = tables.read_columns(path, key, not data.source_column.isdigit())
     columns = table.columns
-    for name, column in (("source", data.source_column), ("pair", data.pair_column)):
-        if column and column not in columns:
+    named = {"source": data.source_column, "pair": data.pair_column, "target": data.target_column}
+    for name, column in named.items():
+        if column and column not in columns and (name, column) != ("target", DataConfig.target_column):
             raise ValueError(
                 f"data.{name}-column: {table.place(0)}: no column {column!r}, found {', '.join(columns)}"
                 f"{did_you_mean(column, columns)}"

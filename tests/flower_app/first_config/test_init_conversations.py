@@ -66,6 +66,14 @@ def test_each_form_is_recognised_and_said(form, columns, row):
     assert "<|im_end|>\n⟧" in example
 
 
+def test_labels_beside_conversations_are_not_taken_for_answers():
+    write_rows("train.jsonl", [{"messages": turns, "label": "ab"[i % 2]} for i, turns in enumerate(TURNS)])
+    code, told = init("train.jsonl", "--task", "instruction", "--label-column", "label")
+    assert code == 2 and "row 1: label: expected no answer behind a conversation that ends with one, found 'a'" in told
+    code, told = init("train.jsonl")
+    assert code == 0 and "not used: label" in told
+
+
 def test_alpacas_json_with_a_model_becomes_a_run_of_adapters(tmp_path):
     rows = [
         {"instruction": text, "input": text if i % 2 else "", "output": f"It {i} does."} for i, text in enumerate(TEXTS)

@@ -88,6 +88,19 @@ def test_a_named_answer_joins_a_prompt_of_messages(tmp_path):
     assert list(load_conversations(named, "train", 0)) == [TALK]
 
 
+def test_a_named_column_that_would_be_dropped_is_refused(tmp_path):
+    write(tmp_path, [{"messages": TALK, "skill": None}, {"messages": TALK, "skill": "talk"}])
+    with pytest.raises(
+        ValueError, match=r"line 2: skill: expected no answer behind .*'talk'; .* data\.label-column names"
+    ):
+        load_conversations(data(tmp_path, target_column="skill"), "train", 0)
+    assert load_conversations(data(tmp_path, label_column="skill"), "train", 0).labels[1] == "talk"
+    with pytest.raises(
+        ValueError, match=r"data\.target-column: .*no column 'skil', found messages, skill; did you mean"
+    ):
+        load_conversations(data(tmp_path, target_column="skil"), "train", 0)
+
+
 def test_named_columns_win(tmp_path):
     write(tmp_path, [{"q": "Who?", "about": "It barks.", "a": "The dog.", "messages": [ASKED, ASKED, ANSWERED]}])
     named = data(tmp_path, source_column="q", target_column="a", pair_column="about")

@@ -204,6 +204,16 @@ def test_a_task_of_single_texts_refuses_a_second_column(name):
         load_config(None, sets)
 
 
+@pytest.mark.parametrize("name", ["sequence-classification", "token-classification", "masked-lm", "causal-lm"])
+def test_a_task_without_targets_refuses_their_column(name):
+    sets = {"task.name": name, "data.source": "hub", "data.hub-id": "x/y", "data.target-column": "b"}
+    with pytest.raises(
+        ValueError, match=f"data.target-column: expected .* found {name}; .*data.label-column names labels"
+    ):
+        load_config(None, sets)
+    load_config(None, sets | {"data.target-column": "target"})
+
+
 def test_an_empty_or_missing_second_text_is_refused_with_its_place(tmp_path):
     write(tmp_path, [*ROWS[:2], ("a", "", "dog-moon")])
     with pytest.raises(ValueError, match=r"data\.pair-column: .*train\.jsonl, line 3: the text is empty"):

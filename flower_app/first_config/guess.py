@@ -17,7 +17,7 @@ from flower_app.first_config.own_text import Columns, OwnText
 from flower_app.tasks.base import TASKS
 from flower_app.tasks.chat_template import ChatTemplate, RenderingFailed, own_template
 from flower_app.tasks.data.conversations import ChatColumns, find_columns
-from flower_app.tasks.data.tables import is_missing, is_missing_label, one_spelling
+from flower_app.tasks.data.tables import is_missing, is_missing_label, one_spelling, spelled_value
 from flower_app.tasks.data.texts import blank_separated
 from flower_app.tasks.labelled import check_classes, in_order, is_score
 from flower_app.tasks.tagging import BIO_MARKS
@@ -48,8 +48,8 @@ _PAIRS = (
     ("source", "target"),
 )
 """Names of the columns of first and second texts; beside them those that differ in 1 and 2, or end in a and b."""
-_YES, _NO = ("1", "1.0", "true", "yes", "y", "x"), ("0", "0.0", "false", "no", "n", "-1", "-1.0", "")
-"""Ways to write that a label holds, and that it does not; without case."""
+_YES, _NO = ("1", "yes", "y", "t", "x", "on"), ("0", "no", "n", "f", "-1", "off", "")
+"""Ways to write that a label holds, and that it does not; without case, numbers and true and false as 1 and 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,7 +291,7 @@ def _check_single_label(columns: Columns, labels: str) -> None:
 
 def _mark(value: Any) -> str:
     """Return ``yes`` or ``no`` for a cell that says whether a label holds, and nothing for another."""
-    cell = "" if is_missing(value) else str(value).strip().lower()
+    cell = "" if is_missing(value) else spelled_value(str(value).strip()).lower()
     return "yes" if cell in _YES else "no" if cell in _NO else ""
 
 

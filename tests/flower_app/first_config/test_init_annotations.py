@@ -80,7 +80,11 @@ def test_lists_that_were_written_as_text_are_named(first, second):
 
 
 @pytest.mark.parametrize(
-    ("yes", "no"), [("yes", "no"), ("x", ""), ("1", "-1"), ("TRUE", "FALSE"), ("Y", "N"), ("1", "")]
+    ("yes", "no"),
+    [
+        *(("yes", "no"), ("x", ""), ("1", "-1"), ("TRUE", "FALSE"), ("Y", "N"), ("1", "")),
+        *(("T", "F"), ("on", "off"), ("1.00", "0.00"), ("+1", "-1")),
+    ],
 )
 def test_columns_of_yes_and_no_are_no_classes_of_their_own(yes, no):
     write_table("train.csv", lambda i: {"text": TEXTS[i]} | {k: yes if i % 3 == j else no for j, k in enumerate("pqr")})

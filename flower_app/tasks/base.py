@@ -108,14 +108,18 @@ def check_task_data(name: str, data: DataConfig) -> None:
     """Raise ``ValueError`` where a key of the data is set for a task that has no use for it."""
     if data.packing and name in TASKS and name != "instruction":
         raise ValueError(f"data.packing: expected task.name = instruction, found {name}; set it to false")
-    # The default is a column that others have no use for, either.
-    target = data.target_column if data.target_column != type(data).target_column else ""
-    for key, column, names, remedy in (
-        ("pair", data.pair_column, ("sequence-classification", "instruction"), "leave it empty"),
-        ("target", target, ("translation", "instruction"), "leave it out; data.label-column names labels"),
-    ):
-        if column and name in TASKS and name not in names:
-            raise ValueError(f"data.{key}-column: expected task.name = {' or '.join(names)}, found {name}; {remedy}")
+    # The default is a column that other tasks have no use for, either.
+    has_target = data.target_column not in ("", type(data).target_column)
+    if has_target and name in TASKS and name not in ("translation", "instruction"):
+        raise ValueError(
+            f"data.target-column: expected task.name = translation or instruction, found {name}; leave it out: "
+            "data.label-column names labels"
+        )
+    if data.pair_column and name in TASKS and name not in ("sequence-classification", "instruction"):
+        raise ValueError(
+            "data.pair-column: expected task.name = sequence-classification, the task of pairs, or instruction, found "
+            f"{name}; leave it empty"
+        )
 
 
 MOST_WEIGHTS = 10**12

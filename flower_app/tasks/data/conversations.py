@@ -269,9 +269,8 @@ def load_conversations(data: DataConfig, split: str, seed: int, cluster: int | N
             raise ValueError(f"{key}: expected a table ({', '.join(tables.TABLES)}, .json), found {path}")
         table = tables.read_columns(path, key, not data.source_column.isdigit())
     columns = table.columns
-    named = {"source": data.source_column, "pair": data.pair_column, "target": data.target_column}
-    for name, column in named.items():
-        if column and column not in columns and (name, column) != ("target", DataConfig.target_column):
+    for name, column in (("source", data.source_column), ("pair", data.pair_column)):
+        if column and column not in columns:
             raise ValueError(
                 f"data.{name}-column: {table.place(0)}: no column {column!r}, found {', '.join(columns)}"
                 f"{did_you_mean(column, columns)}"

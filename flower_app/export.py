@@ -253,7 +253,8 @@ def _ends(tokenizer: TextTokenizer) -> int | list[int]:
 def _marks(stored: StoredModel, task_tokenizer: TextTokenizer, tokenizer: Any) -> Any:
     """Put the marks around a text that the tasks put there themselves.
 
-    A causal model, which goes on, has the first alone; the two sides of a translation have the last.
+    A causal model, which goes on, has the first alone; the two sides of a translation have the last. An encoder reads
+    pairs, too, by BERT's rule.
     """
     from tokenizers.processors import TemplateProcessing
 
@@ -262,9 +263,11 @@ def _marks(stored: StoredModel, task_tokenizer: TextTokenizer, tokenizer: Any) -
         return None
     first = "" if stored.spec.head == SEQ2SEQ else f"{begin}:0 "
     last = "" if stored.spec.head == CAUSAL_LM else f" {end}:0"
-    return TemplateProcessing(
-        single=f"{first}$A:0{last}", special_tokens=[(begin, task_tokenizer.bos_id), (end, task_tokenizer.eos_id)]
-    )
+    single = f"{first}$A:0{last}"
+    reads_pairs = stored.spec.head not in (CAUSAL_LM, SEQ2SEQ)
+    special_tokens = [(begin, task_tokenizer.bos_id), (end, task_tokenizer.eos_id)]
+    pair = {"pair": f"{single} $B:1 {end}:1"} if reads_pairs else {}
+    return TemplateProcessing(single=single, **pair, special_tokens=special_tokens)
 
 
 def _save_tokenizer(stored: StoredModel, task_tokenizer: TextTokenizer, folder: Path) -> None:

@@ -111,7 +111,10 @@ def test_an_exported_tokenizer_puts_the_marks_that_the_task_put(tmp_path, family
     text["post_processor"] = None
     save_run(tmp_path / "run", tiny_spec(family), json.dumps(text), {})
     export_run(tmp_path / "run", tmp_path / "out")
-    assert AutoTokenizer.from_pretrained(tmp_path / "out")("the cat")["input_ids"] == expected
+    exported = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert exported("the cat")["input_ids"] == expected
+    if family == "bert":
+        assert exported("the cat", "on")["input_ids"] == [*expected, 9, 3]
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,8 @@ def guess_task(
     else:
         chosen, because, inputs, labels = _chosen(text, task, inputs, labels)
     check_written_lists(columns, [inputs, *filter(None, [labels])])
+    if chats is not None and not task:
+        _check_rated(columns)
     if chosen == "sequence-classification":
         # A missing label is refused with its line when the data is loaded.
         label_texts = [str(value) for value in columns[labels] if not is_missing_label(value)]
@@ -287,6 +289,16 @@ def _check_single_label(columns: Columns, labels: str) -> None:
         f"init: the columns {listed} are labels of yes or no each, and a text may have several: expected one column of "
         "labels; name one of them with --label-column"
     )
+
+
+def _check_rated(columns: Columns) -> None:
+    """Refuse conversations with a column that says which of their answers are good."""
+    rated = next((name for name in columns if name.lower() in ("label", "labels", "rating", "score")), "")
+    if rated and {_mark(value) for value in columns[rated]} == {"yes", "no"}:
+        raise ValueError(
+            f"init: the column {rated} says yes or no of each answer (unpaired preference data): CollaPipe has no task "
+            "for it yet; keep the good rows alone, or name --task instruction to learn all answers"
+        )
 
 
 def _mark(value: Any) -> str:

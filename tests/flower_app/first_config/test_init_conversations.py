@@ -74,6 +74,14 @@ def test_labels_beside_conversations_are_not_taken_for_answers():
     assert code == 0 and "not used: label" in told
 
 
+def test_answers_that_are_good_or_bad_are_not_all_learned_without_a_word():
+    write_rows("train.jsonl", [{"prompt": text, "completion": "a", "label": i % 2 > 0} for i, text in enumerate(TEXTS)])
+    code, told = init("train.jsonl")
+    assert code == 2 and "the column label says yes or no of each answer (unpaired preference data)" in told
+    code, told = init("train.jsonl", "--task", "instruction")
+    assert code == 0 and "not used: label" in told
+
+
 def test_alpacas_json_with_a_model_becomes_a_run_of_adapters(tmp_path):
     rows = [
         {"instruction": text, "input": text if i % 2 else "", "output": f"It {i} does."} for i, text in enumerate(TEXTS)

@@ -81,7 +81,9 @@ def recipe(guess: Guess, scenario: str, pretrained: str = "") -> list[Setting]:
     if is_chat and pretrained and not own_template(load_tokenizer(pretrained, "--pretrained", complete=False)):
         settings.append(Setting(key="task.chat-template", value="chatml", because="the tokenizer has none of its own"))
     if pretrained:
-        return settings + _pretrained(guess, pretrained, room, scenario, steps, length)
+        return (
+            settings + _pretrained(guess.task, pretrained, room, scenario, steps, length) + _new_head(guess, pretrained)
+        )
     return settings + _fresh(guess, room, steps, length)
 
 
@@ -151,7 +153,7 @@ def _positions(folder: str) -> int:
 def _new_head(guess: Guess, folder: str) -> list[Setting]:
     """Choose a new head where the classes of the model's own have no names, and the labels are not their numbers."""
     try:
-        classes = trained_classes(folder, guess.task) if guess.task in CLASSIFIERS else ()
+        classes = trained_classes(str(Path(folder).expanduser()), guess.task) if guess.task in CLASSIFIERS else ()
     except ValueError as error:
         raise ValueError(f"--pretrained: {error}") from error
     if not unnamed(classes) or {*guess.names} <= {*classes} or numbered(classes, guess.names):
@@ -160,10 +162,10 @@ def _new_head(guess: Guess, folder: str) -> list[Setting]:
     return [Setting(key="model.new-head", value=True, because=because)]
 
 
-def _pretrained(guess: Guess, folder: str, room: int, scenario: str, steps: int, length: int) -> list[Setting]:
+def _pretrained(task: str, folder: str, room: int, scenario: str, steps: int, length: int) -> list[Setting]:
     file, config = Path(folder).expanduser() / "config.json", _model_config(folder)
     layers = config.num_hidden_layers
-    is_chat = guess.task == "instruction"
+    is_chat = task == "instruction"
     # The costs of a model's own TEBs decide otherwise.
     if layers > room and not is_chat:
         raise ValueError(
@@ -177,7 +179,6 @@ def _pretrained(guess: Guess, folder: str, room: int, scenario: str, steps: int,
         Setting(key="model.family", value=family, because=f"what {file} says"),
         Setting(key="model.pretrained", value=str(Path(folder).expanduser().absolute()), because="with its tokenizer"),
         Setting(key="model.max-length", value=max(length, min(positions, _EMBEDDED)), because="its positions"),
-        *_new_head(guess, str(Path(folder).expanduser())),
     ]
     if is_chat:
         settings += [

@@ -23,7 +23,7 @@ from flower_app.tasks.data.data_split import training_share, training_shares
 from flower_app.tasks.encoded import check_known, evaluating, num_scored, scored_batches
 from flower_app.tasks.labelled import Examples, LabelledData, X, balanced_weights, in_order
 from flower_app.tasks.mistakes import mistakes_of
-from flower_app.tasks.pairs import with_pair_rule
+from flower_app.tasks.pairs import with_pair_rule, with_single_rule
 from flower_app.tasks.start import check_model, load_start, ready_tokenizer
 from flower_app.tasks.tokenizer import TextTokenizer
 from flower_app.tasks.trained_labels import class_order, labels_of
@@ -136,6 +136,8 @@ class LabelledTask(PackagedTask, ABC, Generic[X]):
             self._check_known(labelled_data, tokenizer)
         if is_decoder_only(model.family):
             tokenizer = tokenizer.with_settings(by_rule=True)
+        elif not data.pair_column:
+            tokenizer = with_single_rule(tokenizer)
         if data.pair_column:
             tokenizer = with_pair_rule(tokenizer)
         factors = None

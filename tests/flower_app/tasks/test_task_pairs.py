@@ -13,6 +13,7 @@ from flower_app.prediction_file import read_text_rows
 from flower_app.python_api import Run
 from flower_app.tasks.base import TaskConfig, task
 from flower_app.tasks.data.corpus import DataConfig
+from flower_app.tasks.pairs import with_single_rule
 from flower_app.tasks.tokenizer import TextTokenizer
 from helpers.task_cases import options, prepare, save, train
 
@@ -233,3 +234,33 @@ def test_a_file_for_a_model_of_pairs_needs_both_columns(tmp_path):
         read_text_rows(path, "a", "c")
     path.write_text("a,b\none,two\n")
     assert read_text_rows(path, "a", "b").inputs == [("one", "two")]
+
+
+@pytest.mark.parametrize(
+    ("single", "pair", "kept"),
+    [
+        ("$A", "{0} $A {1} {1} $B {1}", "{0} $A {1} {1} $B {1}"),
+        ("{0} $A", "{0} $A {1} $B", "{0} $A {1} $B:1 {1}:1"),
+        (None, None, "{0} $A {1} $B:1 {1}:1"),
+    ],
+    ids=["pair", "begin", "none"],
+)
+def test_an_encoders_tokenizer_gets_the_rule_of_its_texts_and_keeps_that_of_its_pairs(single, pair, kept):
+    from tokenizers import processors
+
+    begin, end = "[CLS]", "[SEP]"
+    library_tokenizer = tokenizer_of("bert")
+    backend = library_tokenizer.backend_tokenizer
+    marks = [(name, backend.token_to_id(name)) for name in (begin, end)]
+
+    def rule(*texts):
+        single, pair = (text.format(begin, end) for text in texts)
+        return processors.TemplateProcessing(single=single, pair=pair, special_tokens=marks)
+
+    backend.post_processor = processors.ByteLevel() if single is None else rule(single, pair)
+    found = json.loads(with_single_rule(TextTokenizer.from_json(backend.to_str())).vocabulary_json())
+    backend.post_processor = rule("{0} $A {1}", kept)
+    expected = json.loads(backend.to_str())
+    assert found["post_processor"] == expected["post_processor"]
+    same = TextTokenizer.from_json(backend.to_str())
+    assert with_single_rule(same) is same

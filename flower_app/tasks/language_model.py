@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from client_pipeline.families.families import max_length, merged
 from client_pipeline.partition.parts import ModelParts, target_weight, targets
+from client_pipeline.partition.spec import MASKED_LM
 from flower_app.tasks.base import ModelConfig, PackagedTask, Prepared, Score, TaskConfig
 from flower_app.tasks.data.corpus import DataConfig
 from flower_app.tasks.data.data_split import training_share, training_shares
@@ -22,6 +23,7 @@ from flower_app.tasks.encoded import (
     evaluating,
     num_scored,
 )
+from flower_app.tasks.pairs import with_single_rule
 from flower_app.tasks.plain_text import PlainText, load_text
 from flower_app.tasks.start import check_model, load_start, ready_tokenizer
 from flower_app.tasks.tokenizer import TextTokenizer
@@ -78,6 +80,8 @@ class LanguageModelTask(PackagedTask, ABC):
         if tokenizer is None:
             tokenizer = self.train_tokenizer((text for share in shares for text in share.texts), data)
             check_known(tokenizer, (text for share in shares for text in share.texts), is_ready=False)
+        if self.head == MASKED_LM:
+            tokenizer = with_single_rule(tokenizer)
         spec, weights = load_start(self.head, model, tokenizer, seed)
         return Prepared(
             spec=spec,

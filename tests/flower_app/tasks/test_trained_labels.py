@@ -9,6 +9,7 @@ import torch
 from flower_app.tasks.base import TaskConfig, task
 from flower_app.tasks.data.corpus import DataConfig
 from flower_app.tasks.labelled_task import labels_of
+from flower_app.tasks.tokenizer import TextTokenizer
 from flower_app.tasks.word_pieces import train_wordpiece
 from helpers.task_cases import options, prepare, save
 
@@ -243,3 +244,14 @@ def test_placeholders_take_the_order_of_data_labels(tmp_path):
     data = table(tmp_path, ["good"] * 5 + ["bad"], labels="good,bad")
     found, metrics, _ = scored(CLASSIFICATION, data, model)
     assert labels_of(found.spec) == ("good", "bad") and metrics["accuracy"] == pytest.approx(5 / 6)
+
+
+@pytest.mark.parametrize("name", [CLASSIFICATION, TAGGING, "masked-lm"])
+def test_the_tokenizers_own_rule_puts_the_marks_of_the_training(tmp_path, name):
+    model = checkpoint(tmp_path, CONLL, KIND.get(name, "BertForMaskedLM"))
+    rule = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    vocabulary = json.loads((tmp_path / "tokenizer.json").read_text()) | {"post_processor": rule}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(vocabulary))
+    data = tagged(tmp_path, ["B-PER", "O"]) if name == TAGGING else table(tmp_path, ["O", "B-PER"])
+    tokenizer = TextTokenizer.from_json(prepare(name, data, model).tokenizer_json)
+    assert tokenizer.marks == ([tokenizer.bos_id], [tokenizer.eos_id])

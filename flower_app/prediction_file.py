@@ -134,7 +134,11 @@ def _numbered_rows(path: Path, header: bool) -> list[tuple[int, dict[str, Any]]]
     if ending(path) not in _ENDINGS:
         raise ValueError(f"--file: {path}: expected one of {', '.join(_ENDINGS)}, found {path.suffix or 'no ending'}")
     if ending(path) == ".txt":
-        numbered_rows = [(i, {"text": line}) for i, line in enumerate(lines(path, "--file"), 1) if line.strip()]
+        texts = [*lines(path, "--file")]
+        # Lines behind the last text are none; another that is blank has no prediction.
+        while not texts[-1].strip():
+            texts.pop()
+        numbered_rows = [(i, {"text": line}) for i, line in enumerate(texts, 1)]
     else:
         numbered_rows = read_table_rows(path, "--file", header)
     if not numbered_rows:

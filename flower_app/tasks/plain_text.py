@@ -102,7 +102,7 @@ def _read_lines(path: Path, key: str) -> PlainText:
         nonlocal skipped
         for line in lines(path, key):
             if line.strip():
-                yield line.rstrip("\r")
+                yield line
             else:
                 skipped += 1
 

@@ -250,7 +250,7 @@ def read_conll(path: Path, data: DataConfig, key: str, with_tags: bool = True) -
 
 def _cells(line: str) -> list[str]:
     """Cut a line at tabs, or at blanks where it has no tab; a blank line has no cell."""
-    return (line.rstrip("\r").split("\t") if "\t" in line else blank_separated(line)) if line.strip() else []
+    return (line.split("\t") if "\t" in line else blank_separated(line)) if line.strip() else []
 
 
 def _list(value: Any, location: str) -> list[Any]:

@@ -42,11 +42,14 @@ def test_every_row_of_a_table_gets_a_prediction():
         ("in.tsv", "7\ta dog\n8\ta cat\n", "1"),
         ("in.jsonl", '{"id": 7, "text": "a dog"}\n{"id": 8, "text": "a cat"}\n', ""),
         ("in.jsonl", '{"id": 7, "words": ["a", "dog"]}\n{"id": 8, "words": ["a", "cat"]}\n', "words"),
-        ("in.txt", "a dog\n\na cat\n", ""),
+        ("in.txt", "a dog\na cat\n", ""),
+        ("in.txt", "a dog\r\na cat\r\n\r\n", ""),
+        ("in.txt", "a dog\ra cat\r", ""),
+        ("in.txt", "\ufeffa dog\n\ufeffa cat", ""),
     ],
 )
 def test_formats_keep_their_other_columns(name, text, column):
-    Path(name).write_text(text)
+    Path(name).write_text(text, "utf-8", newline="")
     rows = read_text_rows(Path(name), column)
     assert [given if isinstance(given, str) else " ".join(given) for given in rows.inputs] == ["a dog", "a cat"]
     for ending in (".csv", ".tsv", ".jsonl", ".txt"):
@@ -72,6 +75,12 @@ def test_a_row_without_a_text_is_named_by_its_line(row, problem):
     expected = rf"--file: in\.jsonl, line 3: expected a text in the column 'text', found {problem}$"
     with pytest.raises(ValueError, match=expected):
         read_text_rows(Path("in.jsonl"))
+
+
+def test_a_blank_line_of_a_text_file_is_refused_by_its_line():
+    Path("in.txt").write_text("a dog\n\n \na cat\n")
+    with pytest.raises(ValueError, match=r"--file: in\.txt, line 2: expected a text in the column 'text', found none"):
+        read_text_rows(Path("in.txt"))
 
 
 def test_a_cell_with_a_carriage_return_is_read_as_it_was_written():

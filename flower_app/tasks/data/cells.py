@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from flower_app.tasks.data.texts import ending, lines, open_text
+from flower_app.tasks.data.texts import MARK, ending, lines, open_text
 
 _LONGEST_CELL = 2**31 - 1
 """Characters; Python's own limit of 131,072 is less than a long document."""
@@ -64,14 +64,14 @@ def read_cells(path: Path, key: str) -> Cells:
         pass
     csv.field_size_limit(_LONGEST_CELL)
     with open_text(path, key, "") as file:
-        pieces = list(file)
+        pieces = [piece.removeprefix(MARK) for piece in file]
     usual = "\t" if ending(path) == ".tsv" else ","
     skipped = pieces[0].lower().startswith("sep=") and len(pieces[0].strip()) == 5
     delimiter = pieces[0].strip()[4] if skipped else _delimiter(pieces, usual)
     decisions = () if delimiter == usual else (f"cells are separated by {_DELIMITERS.get(delimiter, delimiter)}",)
     if delimiter == "\t":
         # A blank line is no row; tabs alone are a row of empty cells.
-        plain = [(i, line.rstrip("\r").split("\t")) for i, line in enumerate(lines(path, key), 1) if line.strip(" \r")]
+        plain = [(i, line.split("\t")) for i, line in enumerate(lines(path, key), 1) if line.strip(" ")]
         plain = plain[skipped:]
         quoted = _quoted_rows(pieces, plain)
         if quoted is None:

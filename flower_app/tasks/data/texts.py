@@ -54,6 +54,8 @@ _CONTAINERS = {
     b"\xd0\xcf\x11\xe0": "a spreadsheet or a document",
     b"PAR1": "a parquet file",
 }
+MARK = "\ufeff"
+"""Unicode's byte-order mark; where files were joined it stands before a line."""
 _ENCODINGS = {
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF32_LE: "utf-32",
@@ -212,10 +214,10 @@ def open_text(path: Path, key: str, newline: str) -> IO[str]:
 
 
 def lines(path: Path, key: str) -> Iterator[str]:
-    """Read a text file line by line, as it stands but for the line feeds; of several shards one after the other.
+    """Read a text file line by line, without the ends of the lines; of several shards one after the other.
 
-    Only line feeds end a line: other separators of Unicode may stand inside a sentence, and would shift all that
-    follows.
+    Line feeds end a line, carriage returns in a file without them: other separators of Unicode may stand inside a
+    sentence, and would shift all that follows. The byte-order marks of joined files are left out.
 
     Raises
     ------
@@ -226,9 +228,11 @@ def lines(path: Path, key: str) -> Iterator[str]:
     for file in shards(path, key):
         try:
             with open_text(file, key, "\n") as opened:
-                for line in opened:
+                for number, line in enumerate(opened):
                     is_empty = is_empty and not line.strip()
-                    yield line.removesuffix("\n")
+                    has_line_feeds = number or line.endswith("\n")
+                    for each in [line] if has_line_feeds else line.removesuffix("\r").split("\r"):
+                        yield each.rstrip("\r\n").removeprefix(MARK)
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{key}: {file} is not UTF-8 ({error}); convert it, from Latin-1 say: "

@@ -232,3 +232,39 @@ def test_words_end_at_blanks_of_ascii_alone(tmp_path, mark, blank):
     assert read("token-classification", config(tmp_path, "train.conll")) == [([word, "kg"], ["B-QTY", "O"])]
     (tmp_path / "train.tsv").write_text(f"tokens\ttags\n{word} kg\tB-QTY O\n", encoding="utf-8")
     assert read("token-classification", config(tmp_path, "train.tsv")) == [([word, "kg"], ["B-QTY", "O"])]
+
+
+@pytest.mark.parametrize("end", ["\r", "\r\n"])
+@pytest.mark.parametrize("name", ["train.txt", "train.jsonl", "train.tsv", "train.csv", "train.conll"])
+def test_lines_end_at_carriage_returns_too(tmp_path, name, end):
+    rows = ["text\tlabel", *map("\t".join, ROWS)]
+    if name == "train.txt":
+        rows = [text for text, _ in ROWS]
+    elif name == "train.jsonl":
+        rows = [json.dumps({"text": text, "label": label}) for text, label in ROWS]
+    elif name == "train.conll":
+        rows = ["Ada B-PER", "sleeps O", "", "word O"]
+    (tmp_path / name).write_bytes("".join(row + end for row in rows).encode())
+    if name == "train.conll":
+        tagged = read("token-classification", config(tmp_path, name))
+        assert tagged == [(["Ada", "sleeps"], ["B-PER", "O"]), (["word"], ["O"])]
+        return
+    assert texts(config(tmp_path, name)) == [text for text, _ in ROWS]
+    if name != "train.txt":
+        assert read("sequence-classification", config(tmp_path, name)) == ROWS
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le"])
+@pytest.mark.parametrize("name", ["train.txt", "train.jsonl", "train.tsv", "train.csv"])
+def test_byte_order_marks_of_joined_files_are_no_part_of_a_text_or_label(tmp_path, name, encoding):
+    rows = ["label\ttext", *(f"{label}\t{text}" for text, label in ROWS)]
+    if name == "train.txt":
+        rows = [text for text, _ in ROWS]
+    elif name == "train.jsonl":
+        rows = [json.dumps({"text": text, "label": label}) for text, label in ROWS]
+    # The second file has no header.
+    joined = "".join("\ufeff" * (i in (0, 5)) + f"{row}\n" for i, row in enumerate(rows))
+    (tmp_path / name).write_bytes(joined.encode(encoding))
+    assert texts(config(tmp_path, name)) == [text for text, _ in ROWS]
+    if name != "train.txt":
+        assert read("sequence-classification", config(tmp_path, name)) == ROWS

@@ -13,7 +13,7 @@ from client_pipeline.near_names import did_you_mean
 from flower_app.tasks.data.cells import csv_line
 from flower_app.tasks.data.conversations import ASSISTANT, ChatColumns, Message, check_messages, find_columns
 from flower_app.tasks.data.corpus import DataConfig
-from flower_app.tasks.data.tables import read_table_rows
+from flower_app.tasks.data.tables import finite, is_missing, read_table_rows
 from flower_app.tasks.data.texts import ending, lines
 
 _ENDINGS = (".csv", ".tsv", ".jsonl", ".txt")
@@ -180,12 +180,17 @@ def _input(value: Any, expected: str) -> str | list[str]:
     for word in words:
         if isinstance(word, (list, dict)):
             raise ValueError(f"{expected} {str(word)[:60]}; name a column of texts with --column")
-    texts = ["" if word is None else str(word) for word in words]
+    texts = ["" if is_missing(word) else str(word) for word in words]
     if not "".join(texts).strip():
         raise ValueError(f"{expected} none; write one, or remove the row")
     if not all(text.strip() for text in texts):
         raise ValueError(f"{expected} a list with an empty word; remove the word")
     return texts if isinstance(value, list) else texts[0]
+
+
+def _cell(value: Any) -> str:
+    """Return a text as it is, nothing for null, and another value in JSON."""
+    return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def check_out(path: Path) -> None:
@@ -212,7 +217,7 @@ def write_predictions(
     added: list[dict[str, Any]] = [{PREDICTION: text} for text in predictions]
     for cells, by_label in zip(added, probabilities, strict=bool(probabilities)):
         cells |= {f"{PROBABILITY}{label}": value for label, value in by_label.items()}
-    filled = [row | cells for row, cells in zip(rows.rows, added, strict=True)]
+    filled = [finite(row | cells) for row, cells in zip(rows.rows, added, strict=True)]
     if path.suffix == ".jsonl":
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in filled)
     elif path.suffix == ".txt":
@@ -220,12 +225,12 @@ def write_predictions(
         text = "".join(f"{' '.join(prediction.splitlines())}\n" for prediction in predictions)
     else:
         names = [*dict.fromkeys(name for row in rows.rows for name in row if name not in added[0]), *added[0]]
-        table = [names] * rows.header + [[row.get(name, "") for name in names] for row in filled]
+        table = [names] * rows.header + [[_cell(row.get(name)) for name in names] for row in filled]
         for number, row in enumerate(table, 1):
-            if path.suffix == ".tsv" and any(mark in str(cell) for cell in row for mark in "\t\n"):
+            if path.suffix == ".tsv" and any(mark in cell for cell in row for mark in "\t\n\r"):
                 raise ValueError(
                     f"--out: {path}, row {number}: a tab or line feed fits no .tsv; write a .csv or .jsonl"
                 )
-        write_row = csv_line if path.suffix == ".csv" else lambda row: "\t".join(map(str, row)) + "\n"
+        write_row = csv_line if path.suffix == ".csv" else lambda row: "\t".join(row) + "\n"
         text = "".join(map(write_row, table))
     durable.write_text(path, text, lasting=False)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from flower_app.first_config.own_text import OwnText
 from flower_app.tasks.data.cells import csv_line, read_cells
+from flower_app.tasks.data.tables import finite
 from flower_app.tasks.data.texts import ending, lines, shards
 
 _SHARE, _MOST = 10, 2000
@@ -63,7 +64,7 @@ def _units(text: OwnText, path: Path) -> tuple[str, Sequence[str]]:
     if text.kind == "table":
         columns = text.columns["train"]
         objects = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
-        return "", [f"{json.dumps(each, ensure_ascii=False, default=str)}\n" for each in objects]
+        return "", [f"{json.dumps(finite(each), ensure_ascii=False, default=str)}\n" for each in objects]
     all_lines = [f"{line}\n" for file in shards(path, "init") for line in (*lines(file, "init"), "")]
     if text.kind == "tagged":
         sentences = [list(group) for filled, group in groupby(all_lines, lambda line: bool(line.strip())) if filled]

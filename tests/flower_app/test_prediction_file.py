@@ -65,6 +65,7 @@ def test_formats_keep_their_other_columns(name, text, column):
     [
         ('{"id": 3}', "none; write one, or remove the row"),
         ('{"text": [null, ""]}', "none; write one, or remove the row"),
+        ('{"text": 1e400}', "none; write one, or remove the row"),
         ('{"text": ["a", null]}', "a list with an empty word; remove the word"),
         ('{"text": ["a", ["b"]]}', r"\['b'\]; name a column of texts with --column"),
         ('{"text": {"en": "a"}}', r"\{'en': 'a'\}; name a column of texts with --column"),
@@ -90,6 +91,18 @@ def test_a_cell_with_a_carriage_return_is_read_as_it_was_written():
     again = read_text_rows(Path("out.csv"), "text")
     assert again.rows == [{"id": "1", "text": 'a\rdog, "so"', "prediction": "D"}]
     assert Path("out.csv").read_bytes().count(b"\n") == 2
+
+
+def test_values_of_other_columns_are_written_as_json_has_them():
+    Path("in.jsonl").write_text('{"text": "a", "x": null, "y": ["\u00e4", null], "z": {"k": true}, "w": [1e400, NaN]}\n')
+    rows = read_text_rows(Path("in.jsonl"))
+    for ending in (".jsonl", ".csv", ".tsv"):
+        write_predictions(Path(f"out{ending}"), rows, ["D"])
+    expected = {"text": "a", "x": None, "y": ["ä", None], "z": {"k": True}, "w": [None, None], "prediction": "D"}
+    assert json.loads(Path("out.jsonl").read_text(), parse_constant=pytest.fail) == expected
+    cells = ["a", "", '["ä", null]', '{"k": true}', "[null, null]", "D"]
+    assert next(csv.DictReader(open("out.csv"))) == dict(zip(expected, cells, strict=True))
+    assert Path("out.tsv").read_text().splitlines()[1].split("\t") == cells
 
 
 def test_words_of_a_table_are_tagged_as_they_stand():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import unicodedata
 from bisect import bisect_right
@@ -100,13 +101,20 @@ class Table:
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a value is not there: null, or the number NaN that stands for it."""
-    return value is None or (isinstance(value, float) and value != value)
+    """Return whether a value is not there: null, or a number that is none, NaN or infinity."""
+    return value is None or (isinstance(value, float) and not math.isfinite(value))
 
 
 def is_missing_label(value: Any) -> bool:
-    """Return whether a label is not there: as :func:`is_missing`, nothing, or the word that pandas writes for NaN."""
-    return is_missing(value) or (isinstance(value, str) and value.strip().lower() in ("", "nan"))
+    """Return whether a label is not there: as :func:`is_missing`, or nothing, or what pandas writes for such a number."""
+    return is_missing(value) or (isinstance(value, str) and value.strip().lower() in ("", "nan", "inf", "-inf"))
+
+
+def finite(value: Any) -> Any:
+    """Put null for each number that JSON does not have, NaN and infinity, in a list or an object, too."""
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    return [finite(each) for each in value] if isinstance(value, list) else None if is_missing(value) else value
 
 
 def one_spelling(names: Iterable[str], listed: Sequence[str] = ()) -> dict[str, str]:

@@ -153,7 +153,7 @@ def test_one_value_has_one_spelling(tmp_path, values, labels):
     assert list(shared.labels) == labels
 
 
-@pytest.mark.parametrize("value", ["NaN", '"nan"', '"NaN"'])
+@pytest.mark.parametrize("value", ["NaN", '"nan"', '"NaN"', "Infinity", "1e400", "-1e400", '"inf"'])
 @pytest.mark.parametrize("kind", ["sequence-classification", "masked-lm"])
 def test_a_label_that_is_missing_is_refused_by_its_line(tmp_path, value, kind):
     lines = ['{"text": "a", "label": "x"}', '{"text": "b", "label": "y"}', f'{{"text": "c", "label": {value}}}']
@@ -162,8 +162,16 @@ def test_a_label_that_is_missing_is_refused_by_its_line(tmp_path, value, kind):
     with pytest.raises(ValueError, match=r"data\.label-column: .*train\.jsonl, line 3: the label is missing"):
         task(TaskConfig(name=kind)).check(data, options(), 0, 1)
     # A language of that code is listed.
-    if value == '"nan"':
-        task(TaskConfig(name=kind)).check(config(tmp_path, "train.jsonl", labels="nan,x,y"), options(), 0, 1)
+    if value.islower() and value[0] == '"':
+        listed = f"x,y,{value.strip(chr(34))}"
+        task(TaskConfig(name=kind)).check(config(tmp_path, "train.jsonl", labels=listed), options(), 0, 1)
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e400"])
+def test_a_text_that_is_no_number_is_refused_by_its_line(tmp_path, value):
+    (tmp_path / "train.jsonl").write_text(f'{{"text": "a", "label": "x"}}\n{{"text": {value}, "label": "y"}}')
+    message = read("sequence-classification", config(tmp_path, "train.jsonl"))
+    assert "train.jsonl, line 2: the text is empty" in message
 
 
 def test_a_parquet_file_keeps_the_names_of_its_classes(tmp_path):

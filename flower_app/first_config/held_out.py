@@ -59,8 +59,15 @@ def _units(text: OwnText, path: Path) -> tuple[str, Sequence[str]]:
     """Header of a file, and the text of each of its examples, line feeds included."""
     if text.kind == "table" and ending(path) in (".csv", ".tsv"):
         tables = [read_cells(file, "init").table(text.header) for file in shards(path, "init")]
-        rows = [csv_line(row) for _, cells in tables for _, row in cells.rows]
-        return csv_line(tables[0][0]) if text.header else "", rows
+        header = tables[0][0]
+        # Columns of a shard may stand in an order of its own.
+        orders = [[names.index(name) for name in header] for names, _ in tables]
+        rows = [
+            csv_line([row[i] for i in order])
+            for order, (_, cells) in zip(orders, tables, strict=True)
+            for _, row in cells.rows
+        ]
+        return csv_line(header) if text.header else "", rows
     if text.kind == "table":
         columns = text.columns["train"]
         objects = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))

@@ -18,6 +18,7 @@ from flower_app.tasks.tagging import CONLL, read_conll
 _TAGGED = tuple(name for name in CONLL if name != ".txt")
 _SPLITS = {"train": "train", "validation": "validation|valid|dev|val", "test": "test|eval"}
 """Split -> words in the names of its files."""
+_NAMELESS = re.compile(r"\s*|Unnamed: \d+(\.\d+)*|__index_level_\d+__")
 _CHANCE = 9
 """Lines of a text that may be alike by chance."""
 
@@ -91,10 +92,9 @@ def read_own_text(sources: Sequence[str], validation: Sequence[str] = (), test: 
     kind = _kind(files["train"])
     header = _has_header(shards(files["train"][0], "init")[0]) if kind == "table" else True
     columns = {split: _columns(kind, paths, header) for split, paths in files.items()}
-    notes = tuple(
-        note for split, paths in files.items() for path in paths for note in _notes(split, path, kind, header)
-    )
-    return OwnText(kind=kind, files=files, columns=columns, header=header, notes=notes)
+    notes = [note for split, paths in files.items() for path in paths for note in _notes(split, path, kind, header)]
+    notes += _drop_nameless(columns, str(files["train"][0]))
+    return OwnText(kind=kind, files=files, columns=columns, header=header, notes=tuple(notes))
 
 
 def _notes(split: str, path: Path, kind: str, header: bool) -> list[str]:
@@ -128,18 +128,38 @@ def _of_hub(hub_id: str) -> OwnText:
     for split, name in splits.items():
         if name:
             columns[split] = _named(columns_of(dataset[name], {}, "init", f"{hub_id}, split {name}"))
-    return OwnText(kind="hub", columns=columns, hub_id=hub_id, hub_splits={s: n for s, n in splits.items() if n})
+    notes = tuple(_drop_nameless(columns, hub_id))
+    named_splits = {split: name for split, name in splits.items() if name}
+    return OwnText(kind="hub", columns=columns, hub_id=hub_id, hub_splits=named_splits, notes=notes)
 
 
 def _named(table: Table) -> Columns:
-    """Columns of a table, with the names of classes that it numbers, and without an index of its rows."""
+    """Columns of a table, with the names of classes that it numbers."""
     return _flat(
         {
             column: [_class_of(value, table.class_names.get(column, [])) for value in values]
             for column, values in table.columns.items()
-            if not re.fullmatch(r"|Unnamed: \d+|__index_level_\d+__", column)
         }
     )
+
+
+def _drop_nameless(columns: dict[str, Columns], source: str) -> list[str]:
+    """Leave out columns without a name, such as pandas' index of the rows; returns the line that says so.
+
+    Raises
+    ------
+    ValueError
+        If no column of training has a name.
+    """
+    nameless = [name for name in columns["train"] if _NAMELESS.fullmatch(name)]
+    if len(nameless) == len(columns["train"]):
+        raise ValueError(
+            f"{source}: expected columns with names, found {', '.join(nameless)}; name them in the first row"
+        )
+    for split in columns.values():
+        for name in [name for name in split if _NAMELESS.fullmatch(name)]:
+            del split[name]
+    return [f"columns without a name are not used: {', '.join(nameless)}"] if nameless else []
 
 
 def _class_of(value: Any, names: Sequence[str]) -> Any:

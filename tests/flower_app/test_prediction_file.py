@@ -94,7 +94,9 @@ def test_a_cell_with_a_carriage_return_is_read_as_it_was_written():
 
 
 def test_values_of_other_columns_are_written_as_json_has_them():
-    Path("in.jsonl").write_text('{"text": "a", "x": null, "y": ["\u00e4", null], "z": {"k": true}, "w": [1e400, NaN]}\n')
+    Path("in.jsonl").write_text(
+        '{"text": "a", "x": null, "y": ["ä", null], "z": {"k": true}, "w": [1e400, NaN]}', "utf-8"
+    )
     rows = read_text_rows(Path("in.jsonl"))
     for ending in (".jsonl", ".csv", ".tsv"):
         write_predictions(Path(f"out{ending}"), rows, ["D"])

@@ -31,8 +31,9 @@ class Cells:
     def table(self, has_header: bool) -> tuple[list[str], Cells]:
         """Return the names of the columns, and the rows below.
 
-        Without a header the names are numbers from 0. A header that stands again further down (two files joined), and
-        a first row that numbers the columns (``DataFrame.to_csv`` without names), are no examples.
+        Without a header the names are numbers from 0; a column that lacks a name has that of pandas. A header that
+        stands again further down (two files joined), and a first row that numbers the columns (``DataFrame.to_csv``
+        without names), are no examples.
         """
         first, below = self.rows[0][1], self.rows[1:]
         numbers = [str(i) for i in range(len(first))]
@@ -40,8 +41,8 @@ class Cells:
             kept = [(number, row) for number, row in below if row != first]
             if again := [number for number, row in below if row == first]:
                 decision = f"rows that repeat the header are left out: {len(again)}, the first in line {again[0]}"
-                return first, Cells(kept, (*self.decisions, decision))
-            return first, Cells(below, self.decisions)
+                return _named(first), Cells(kept, (*self.decisions, decision))
+            return _named(first), Cells(below, self.decisions)
         if len(first) > 1 and first in (numbers, ["", *numbers[:-1]]):
             decision = "the first row numbers the columns, and is no example"
             return numbers, Cells(below, (*self.decisions, decision))
@@ -91,6 +92,18 @@ def csv_line(cells: Sequence[Any]) -> str:
     # Python quotes a cell with the mark of a line's end; within a cell a carriage return is one, too.
     csv.writer(line, lineterminator="\r\n").writerow(cells)
     return line.getvalue().removesuffix("\r\n") + "\n"
+
+
+def _named(header: Sequence[str]) -> list[str]:
+    """Return the names of columns, each with one of its own where the header has none."""
+    names = list(header)
+    for i, name in enumerate(header):
+        if not name.strip():
+            names[i] = f"Unnamed: {i}"
+            # Of a table that was saved again with its index.
+            while names[i] in header:
+                names[i] += ".1"
+    return names
 
 
 def _delimiter(pieces: Sequence[str], usual: str) -> str:

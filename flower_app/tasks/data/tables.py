@@ -106,7 +106,7 @@ def is_missing(value: Any) -> bool:
 
 
 def is_missing_label(value: Any) -> bool:
-    """Return whether a label is not there: as :func:`is_missing`, or nothing, or what pandas writes for such a number."""
+    """Return whether a label is not there: as :func:`is_missing`, nothing, or what pandas writes for that."""
     return is_missing(value) or (isinstance(value, str) and value.strip().lower() in ("", "nan", "inf", "-inf"))
 
 
@@ -199,7 +199,16 @@ def read_columns(path: Path, key: str, has_header: bool) -> Table:
         columns = {name: [row.get(name) for _, row in rows] for name in names}
         return Table(columns, lambda row: f"{file}, line {rows[row][0]}")
 
-    return _joined([read(file) for file in shards(path, key)])
+    files = shards(path, key)
+    tables = [read(file) for file in files]
+    for file, table in zip(files, tables, strict=True):
+        # A row of JSON may lack what it has no value for.
+        if table.columns.keys() != tables[0].columns.keys() and ending(path) != ".jsonl":
+            raise ValueError(
+                f"{key}: {file}: expected the columns {', '.join(tables[0].columns)} of the other shards, found "
+                f"{', '.join(table.columns)}; write the same in each"
+            )
+    return _joined(tables)
 
 
 def _joined(tables: Sequence[Table]) -> Table:

@@ -211,6 +211,36 @@ def test_what_is_missing_is_refused_by_its_line_before_anything_is_written(rows,
     assert [path.name for path in Path().iterdir()] == ["train.jsonl"]
 
 
+def test_columns_of_shards_are_read_by_their_names():
+    headers = [("text", "label"), ("label", "text")]
+    for shard, header in enumerate(headers):
+        rows = [dict(zip(("text", "label"), row, strict=True)) for row in ROWS[shard::2]]
+        content = text_of([[row[name] for name in header] for row in rows], header=header)
+        Path(f"train-0000{shard}-of-00002.csv").write_text(content)
+    code, told = init("train-00000-of-00002.csv")
+    assert (code, all_rows()) == (0, sorted(ROWS)), told
+    Path("mine.toml").unlink()
+    Path("train-00001-of-00002.csv").write_text(text_of(ROWS, header=("txt", "label")))
+    code, told = init("train-00000-of-00002.csv")
+    assert code == 2 and "train-00001-of-00002.csv: expected the columns text, label of the other shards" in told
+
+
+def test_columns_without_a_name_are_told_and_never_chosen():
+    rows = [(str(i), *row, "a remark, and a long one") for i, row in enumerate(ROWS)]
+    for header in (("", "text", "label", ""), ("Unnamed: 0.1", "text", "label", "Unnamed: 3")):
+        with open("mine.csv", "w", newline="") as file:
+            csv.writer(file).writerows([header, *rows])
+        code, told = init("mine.csv")
+        assert (code, all_rows()) == (0, sorted(ROWS)), told
+        assert f"columns without a name are not used: {header[0] or 'Unnamed: 0'}, Unnamed: 3" in told
+        Path("mine.toml").unlink()
+        for path in Path("mine-data").iterdir():
+            path.unlink()
+    Path("mine.csv").write_text(text_of(ROWS, header=("", "")))
+    code, told = init("mine.csv")
+    assert code == 2 and "expected columns with names, found Unnamed: 0, Unnamed: 1; name them" in told
+
+
 def test_a_shard_that_is_missing_is_told():
     write_shards("shards", "train", 3)
     Path("shards/train-00001-of-00003.parquet").unlink()

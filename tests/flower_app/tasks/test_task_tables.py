@@ -46,9 +46,13 @@ def test_a_column_named_twice_is_refused(tmp_path, name):
     file.write_text(mark.join(["text", "x", "x"]) + "\n" + mark.join("abc") + "\n")
     with pytest.raises(ValueError, match="expected a name of its own for each column, found 'x' twice; rename one"):
         read_table_rows(file, KEY)
-    # Spreadsheets leave columns without a name behind.
-    file.write_text(mark.join(["text", "", ""]) + "\n" + mark.join("abc") + "\n")
-    assert read_table_rows(file, KEY)[0][1]["text"] == "a"
+    # Spreadsheets leave columns without a name behind, and a table that is saved again has its index twice.
+    for header, names in (
+        (["text", "", " "], ["text", "Unnamed: 1", "Unnamed: 2"]),
+        (["", "Unnamed: 0", "text"], ["Unnamed: 0.1", "Unnamed: 0", "text"]),
+    ):
+        file.write_text(mark.join(header) + "\n" + mark.join("abc") + "\n")
+        assert read_table_rows(file, KEY) == [(2, dict(zip(names, "abc", strict=True)))]
 
 
 @pytest.mark.parametrize("first", [None, {"en": "a"}])

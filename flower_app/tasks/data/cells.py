@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -17,6 +18,8 @@ _LONGEST_CELL = 2**31 - 1
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _SAMPLE, _LEAST_SHARE = 500, 0.9
 """Rows that a delimiter is found by, and the share of them that must have as many cells as the first."""
+_CHANCE = 9
+"""Rows that may be of one width by chance."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def read_cells(path: Path, key: str) -> Cells:
         pieces = [piece.removeprefix(MARK) for piece in file]
     usual = "\t" if ending(path) == ".tsv" else ","
     skipped = pieces[0].lower().startswith("sep=") and len(pieces[0].strip()) == 5
-    delimiter = pieces[0].strip()[4] if skipped else _delimiter(pieces, usual)
+    delimiter = pieces[0].strip()[4] if skipped else _delimiter(pieces, usual, f"{key}: {path}")
     decisions = () if delimiter == usual else (f"cells are separated by {_DELIMITERS.get(delimiter, delimiter)}",)
     if delimiter == "\t":
         # A blank line is no row; tabs alone are a row of empty cells.
@@ -90,7 +93,8 @@ def csv_line(cells: Sequence[Any]) -> str:
     """Write a row of a ``.csv`` file, line feed included, so that it is read as it was."""
     line = io.StringIO()
     # Python quotes a cell with the mark of a line's end; within a cell a carriage return is one, too.
-    csv.writer(line, lineterminator="\r\n").writerow(cells)
+    quoting = csv.QUOTE_ALL if any(mark in str(cell) for cell in cells for mark in ";\t|") else csv.QUOTE_MINIMAL
+    csv.writer(line, lineterminator="\r\n", quoting=quoting).writerow(cells)
     return line.getvalue().removesuffix("\r\n") + "\n"
 
 
@@ -106,14 +110,37 @@ def _named(header: Sequence[str]) -> list[str]:
     return names
 
 
-def _delimiter(pieces: Sequence[str], usual: str) -> str:
-    """Return the delimiter at which most rows are as wide as the first, the usual one among equals."""
-    shares = {}
+def _delimiter(pieces: Sequence[str], usual: str, location: str) -> str:
+    """Return the delimiter at which most rows are as wide as the first.
+
+    Of equals it is one that no blank follows, as it follows a comma within a text, and then the usual one.
+
+    Raises
+    ------
+    ValueError
+        If the rows below the first are of one width at a delimiter, and the first is of another at each.
+    """
+    shares, widths = {}, {}
     for delimiter in (usual, *_DELIMITERS):
         rows = [row for row in islice(csv.reader(pieces, delimiter=delimiter), _SAMPLE) if row]
-        share = sum(len(row) == len(rows[0]) for row in rows) / max(1, len(rows)) if rows else 0
-        shares[delimiter] = share if rows and len(rows[0]) > 1 and share >= _LEAST_SHARE else 0
-    return max(shares, key=lambda delimiter: shares[delimiter]) if any(shares.values()) else usual
+        if not rows:
+            continue
+        share = sum(len(row) == len(rows[0]) for row in rows) / len(rows)
+        is_punctuation = all(any(cell.startswith(" ") for cell in row[1:]) for row in rows)
+        shares[delimiter] = (share, not is_punctuation) if len(rows[0]) > 1 and share >= _LEAST_SHARE else (0, False)
+        width, count = Counter(map(len, rows[1:])).most_common(1)[0] if rows[1:] else (1, 0)
+        if len(rows) > _CHANCE and width > 1 and count >= _LEAST_SHARE * len(rows[1:]):
+            widths[delimiter] = (width, len(rows[0]))
+    best = max(shares, key=lambda delimiter: shares[delimiter], default=usual)
+    if shares.get(best, (0,))[0]:
+        return best
+    if widths:
+        delimiter, (width, first) = next(iter(widths.items()))
+        raise ValueError(
+            f"{location}, line 1: expected {width} columns with {_DELIMITERS[delimiter]} between as in the rows below, "
+            f"found {first}; write the first row as these, or the texts in quotes"
+        )
+    return usual
 
 
 def _quoted_rows(pieces: Sequence[str], plain: Sequence[tuple[int, list[str]]]) -> list[tuple[int, list[str]]] | None:

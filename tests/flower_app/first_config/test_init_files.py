@@ -279,6 +279,34 @@ def test_decisions_are_told(name, content, told):
     assert code == 0 and any(line.strip().endswith(told) for line in lines.split("\n")), lines
 
 
+def test_a_mark_between_cells_that_a_blank_follows_is_punctuation():
+    rows = [(f"{text}, well", label) for text, label in ROWS]
+    Path("mine.csv").write_text(text_of(rows, mark=";", header=("text, in words", "label")))
+    code, told = init("mine.csv")
+    assert (code, all_rows()) == (0, sorted(rows)), told
+    assert "mine.csv: cells are separated by semicolons" in told
+
+
+@pytest.mark.parametrize(
+    ("header", "mark", "told"),
+    [
+        ("text", ";", "expected 2 columns with semicolons between as in the rows below, found 1"),
+        ("text,label", ";", "expected 2 columns with semicolons between as in the rows below, found 1"),
+        ("text;label", ",", "expected 2 columns with commas between as in the rows below, found 1"),
+        ("text", "|", "expected 2 columns with vertical bars between as in the rows below, found 1"),
+        ("a,text,label", ",", "expected 2 columns with commas between as in the rows below, found 3"),
+    ],
+)
+@pytest.mark.parametrize("name", ["mine.csv", "mine.tsv"])
+def test_a_header_that_is_cut_otherwise_than_the_rows_is_refused(name, header, mark, told):
+    Path(name).write_text(f"{header}\n" + "".join(f"{text}{mark}{label}\n" for text, label in ROWS))
+    code, line = init(name)
+    assert code == 2 and f"{name}, line 1: {told}; write the first row as these" in line, line
+    # Quotes make one cell.
+    Path(name).write_text("text\n" + "".join(f'"{text}{mark}{label}"\n' for text, label in ROWS))
+    assert init(name)[0] == 0 and read_back() == "masked-lm"
+
+
 @pytest.mark.parametrize("mark", [",", "\t", ";"])
 def test_quoted_cells_hold_quotes_marks_and_line_feeds(mark):
     rows = [(f'She said "{text}",\n\tand; left.', label) for text, label in ROWS]

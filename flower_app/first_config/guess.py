@@ -113,6 +113,7 @@ def guess_task(
             refuse_other_kinds(columns, _few_values)
         chats = find_columns(columns, inputs, labels, pair, _few_values)
     if chats is not None:
+        chats.check_context("--pair-column", pair)
         pair = chats.context
         chosen, because, inputs, labels = "instruction", _columns_of(chats), chats.question, chats.answer
     else:

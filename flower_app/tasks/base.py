@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from client_pipeline.least_values import check_least
@@ -12,6 +13,8 @@ from client_pipeline.near_names import did_you_mean
 from client_pipeline.partition.spec import BASE_DTYPES
 from client_pipeline.plugins import class_named
 from flower_app.tasks.answer_scores import scorer_names
+from flower_app.tasks.data.tables import TABLES
+from flower_app.tasks.data.texts import check_format, ending
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +39,7 @@ CLASS_WEIGHTINGS = ("none", "balanced")
 NORMS = ("pre", "post")
 TRAINABLE = ("full", "lora")
 LOSSES = ("assistant", "last-answer", "all")
+_WITH_COLUMNS = (*TABLES, ".conll", ".bio", ".conllu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +124,16 @@ def check_task_data(name: str, data: DataConfig) -> None:
             "data.pair-column: expected task.name = sequence-classification, the task of pairs, or instruction, found "
             f"{name}; leave it empty"
         )
+    files = [Path(file) for file in (data.train_source, data.validation_source, data.test_source) if file]
+    if name in ("translation", "masked-lm", "causal-lm") and not any(ending(file) in _WITH_COLUMNS for file in files):
+        for file in files:
+            check_format(file, "data.train-source")
+            for key in ("source_column", "target_column", "label_column"):
+                if (column := getattr(data, key)) != getattr(type(data), key):
+                    raise ValueError(
+                        f"data.{key.replace('_', '-')}: the text file {file} has no columns, found {column!r}; use a "
+                        "table, or leave the key out"
+                    )
 
 
 MOST_WEIGHTS = 10**12

@@ -51,6 +51,14 @@ class ChatColumns:
     system: str = ""
     """Column of the system's messages, for conversations that begin with none; empty: there is none."""
 
+    def check_context(self, key: str, column: str) -> None:
+        """Raise ``ValueError`` where a column of what questions are about is named that conversations do not read."""
+        if column and column != self.context:
+            raise ValueError(
+                f"{key}: the conversations of the column {self.question} say what they are about themselves; leave it "
+                f"out, found {column!r}"
+            )
+
     def messages(self, row: Mapping[str, Any], place: str) -> list[Message]:
         """Return the messages of a row.
 
@@ -269,8 +277,12 @@ def load_conversations(data: DataConfig, split: str, seed: int, cluster: int | N
             raise ValueError(f"{key}: expected a table ({', '.join(tables.TABLES)}, .json), found {path}")
         table = tables.read_columns(path, key, not data.source_column.isdigit())
     columns = table.columns
-    for name, column in (("source", data.source_column), ("pair", data.pair_column)):
-        if column and column not in columns:
+    named = {"source": data.source_column, "pair": data.pair_column, "target": data.target_column}
+    if split == "train":
+        named["label"] = data.label_column
+    for name, column in named.items():
+        # The usual name of a target may be missing: it is one of several.
+        if column and column not in columns and (name, column) != ("target", DataConfig.target_column):
             raise ValueError(
                 f"data.{name}-column: {table.place(0)}: no column {column!r}, found {', '.join(columns)}"
                 f"{did_you_mean(column, columns)}"
@@ -281,6 +293,7 @@ def load_conversations(data: DataConfig, split: str, seed: int, cluster: int | N
             f"data.source-column: {table.place(0)}: expected a column of messages, or one of questions with the "
             f"answers in data.target-column, found {', '.join(columns)}"
         )
+    found.check_context("data.pair-column", data.pair_column)
 
     def texts() -> Iterator[str]:
         for row, values in enumerate(zip(*columns.values(), strict=True)):
@@ -291,8 +304,6 @@ def load_conversations(data: DataConfig, split: str, seed: int, cluster: int | N
 
     labels = None
     if data.label_column and split == "train":
-        if data.label_column not in columns:
-            raise ValueError(f"data.label-column: {table.place(0)}: no column {data.label_column!r}")
         labels = Texts(map(str, columns[data.label_column]))
     return Conversations(Texts(texts()), lambda row: f"{key}: {table.place(row)}", labels)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from client_pipeline.documents import json_value
+from client_pipeline.near_names import did_you_mean
 from client_pipeline.weights.hub_ids import check_source, offline_remedy
 from flower_app.tasks.data.cells import read_cells
 from flower_app.tasks.data.texts import check_format, ending, lines, shards
@@ -372,6 +373,7 @@ def columns_of(table: Any, columns: Mapping[str, str], key: str, name: str) -> T
         if outer not in table.column_names:
             raise ValueError(
                 f"{column_key}: {location} has no column {column!r}, found {', '.join(table.column_names)}"
+                f"{did_you_mean(column, table.column_names)}"
             )
         values = table[outer]
         values = values.to_pylist() if hasattr(values, "to_pylist") else list(values)
@@ -441,7 +443,10 @@ def read_hub(hub_id: str, hub_config: str) -> Mapping[str, Any]:
 def _value(row: Mapping[str, Any], name: str, location: str) -> Any:
     outer, _, inner = (name, "", "") if name in row else name.partition(".")
     if outer not in row:
-        raise ValueError(f"{location}: no column {name!r}, found {', '.join(row)}; name another, or write it there")
+        raise ValueError(
+            f"{location}: no column {name!r}, found {', '.join(row)}{did_you_mean(name, row)}; name another, or write "
+            "it there"
+        )
     if not inner or row[outer] is None:
         return row[outer]
     if not isinstance(row[outer], dict) or inner not in row[outer]:

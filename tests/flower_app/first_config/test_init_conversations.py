@@ -109,3 +109,9 @@ def test_a_task_of_conversations_needs_some():
     write_rows("train.jsonl", [{"text": text} for text in TEXTS])
     code, told = init("train.jsonl", "--task", "instruction")
     assert code == 2 and "expected a column of messages, or of questions with their answers, found text" in told
+
+
+def test_a_second_column_beside_messages_is_refused():
+    write_rows("train.jsonl", [{"messages": each, "note": "short"} for each in TURNS])
+    code, told = init("train.jsonl", "--task", "instruction", "--pair-column", "note")
+    assert code == 2 and "--pair-column: the conversations of the column messages say" in told

@@ -136,13 +136,18 @@ def test_an_empty_answer_of_a_table_is_refused_with_its_line(tmp_path, answer):
     ("changes", "message"),
     [
         ({"train_source": "b.txt"}, "expected a table"),
-        ({"source_column": "massages"}, "no column 'massages', found messages; did you mean 'messages'"),
+        ({"source_column": "massages"}, "no column 'massages', found messages, note; did you mean 'messages'"),
         ({"label_column": "skill"}, "data.label-column: .*no column 'skill'"),
+        (
+            {"target_column": "nots"},
+            "data.target-column: .*no column 'nots', found messages, note; did you mean 'note'",
+        ),
+        ({"pair_column": "note"}, "data.pair-column: the conversations of the column messages say .* found 'note'"),
         ({"train_target": "b.txt"}, "data.train-target: conversations stand in one table"),
     ],
 )
 def test_a_place_without_conversations_is_refused(tmp_path, changes, message):
-    write(tmp_path, [{"messages": TALK}])
+    write(tmp_path, [{"messages": TALK, "note": "short"}])
     (tmp_path / "b.txt").write_text("a\n")
     with pytest.raises(ValueError, match=message):
         load_conversations(data(tmp_path, **changes), "train", 0)

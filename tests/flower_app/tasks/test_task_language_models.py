@@ -105,7 +105,7 @@ def test_a_long_text_goes_on_in_the_next_sequence_and_nothing_is_lost(tmp_path, 
     [
         ("a.txt", "\n \n", r"data\.train-source: .*a\.txt is empty"),
         ("a.jsonl", '{"text": ""}', r"data\.source-column: .*a\.jsonl has no text in column 'text'"),
-        ("a.jsonl", '{"body": "a"}', r"a\.jsonl, line 1: no column 'text', found body"),
+        ("a.jsonl", '{"txt": "a"}', r"a\.jsonl, line 1: no column 'text', found txt; did you mean 'txt'"),
     ],
 )
 def test_damaged_text_is_refused_with_its_place(tmp_path, name, text, message):

@@ -215,6 +215,21 @@ def test_a_task_without_targets_refuses_their_column(name):
     load_config(None, sets | {"data.target-column": "target"})
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        *((name, key) for name in ("translation", "masked-lm", "causal-lm") for key in ("source-column", "label-column")),
+        ("translation", "target-column"),
+    ],
+)
+def test_text_files_have_no_columns_to_be_named(name, key):
+    sets = {"data.source": "files", "data.train-source": "a.txt", "data.test-source": "b.txt", f"data.{key}": "txt"}
+    with pytest.raises(ValueError, match=rf"data\.{key}: the text file a\.txt has no columns, found 'txt'"):
+        load_config(None, sets | {"task.name": name})
+    # A table beside it has some.
+    load_config(None, sets | {"task.name": name, "data.test-source": "b.csv"})
+
+
 def test_an_empty_or_missing_second_text_is_refused_with_its_place(tmp_path):
     write(tmp_path, [*ROWS[:2], ("a", "", "dog-moon")])
     with pytest.raises(ValueError, match=r"data\.pair-column: .*train\.jsonl, line 3: the text is empty"):

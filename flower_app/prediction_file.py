@@ -14,7 +14,7 @@ from flower_app.tasks.data.cells import csv_line
 from flower_app.tasks.data.conversations import ASSISTANT, ChatColumns, Message, check_messages, find_columns
 from flower_app.tasks.data.corpus import DataConfig
 from flower_app.tasks.data.tables import finite, is_missing, read_table_rows
-from flower_app.tasks.data.texts import ending, lines
+from flower_app.tasks.data.texts import blank_separated, ending, lines
 
 _ENDINGS = (".csv", ".tsv", ".jsonl", ".txt")
 _ASKED = ("prompt", "instruction", "question", "query", "problem")
@@ -37,7 +37,7 @@ class TextRows:
     """The file names its columns."""
 
 
-def read_text_rows(path: Path, column: str = "", pair_column: str = "") -> TextRows:
+def read_text_rows(path: Path, column: str = "", pair_column: str = "", words_column: str = "") -> TextRows:
     """Read a ``.csv``, ``.tsv`` or ``.jsonl`` table, or a text file with a text a line.
 
     Parameters
@@ -45,6 +45,7 @@ def read_text_rows(path: Path, column: str = "", pair_column: str = "") -> TextR
     path : the file
     column : of the texts, a name or a number from 0; empty: the only column, or one with a usual name
     pair_column : of the second texts, for a model of pairs; empty: the model takes one text
+    words_column : whose texts are words between blanks, as a tagger's training data has them; empty: none
 
     Raises
     ------
@@ -73,6 +74,10 @@ def read_text_rows(path: Path, column: str = "", pair_column: str = "") -> TextR
         ]
         for name in filter(None, (chosen, pair_column))
     }
+    if chosen == words_column:
+        inputs_by_column[chosen] = [
+            blank_separated(value) if isinstance(value, str) else value for value in inputs_by_column[chosen]
+        ]
     inputs: list[str | list[str] | tuple[str, str]] = [*inputs_by_column[chosen]]
     if pair_column:
         firsts, seconds = (

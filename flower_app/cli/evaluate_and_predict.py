@@ -106,10 +106,16 @@ def predict(
     check_not_input("--out", out, *(run_dir / name for name in (ROUNDS, MACHINES, PHASES)))
     chosen = task(config.task)
     is_chat = isinstance(chosen, InstructionTask)
-    read = read_question_rows if is_chat else read_text_rows
-    rows = read(file, column or config.data.source_column, config.data.pair_column)
+    is_tagger = isinstance(chosen, TaggingTask)
+    named = column or config.data.source_column
+    if is_chat:
+        rows = read_question_rows(file, named, config.data.pair_column)
+    else:
+        # A table's column that a tagger is trained on has words between blanks, or lists.
+        words = (config.data.source_column or "tokens") if is_tagger else ""
+        rows = read_text_rows(file, named, config.data.pair_column, words)
     # Tagging gives each word of the file a label, as in training; other tasks join the words to a text.
-    takes_lists = is_chat or isinstance(chosen, TaggingTask)
+    takes_lists = is_chat or is_tagger
     inputs: list[Any] = [" ".join(map(str, v)) if isinstance(v, list) and not takes_lists else v for v in rows.inputs]
     predictions, probabilities = _predictions(config, model, inputs, proba)
     write_predictions(out, rows, predictions, probabilities)

@@ -19,7 +19,7 @@ from flower_app.tasks.chat_template import ChatTemplate, RenderingFailed, own_te
 from flower_app.tasks.data.conversations import ChatColumns, find_columns
 from flower_app.tasks.data.tables import is_missing, is_missing_label, one_spelling, spelled_value
 from flower_app.tasks.data.texts import blank_separated
-from flower_app.tasks.labelled import check_classes, in_order, is_score
+from flower_app.tasks.labelled import check_classes, in_order, is_score, number_of
 from flower_app.tasks.tagging import BIO_MARKS
 from flower_app.tasks.tokenizer import load_tokenizer, train_tokenizer
 from flower_app.tasks.word_pieces import train_wordpiece
@@ -34,7 +34,7 @@ _TOKENS, _TAGS = ("tokens", "words"), ("tags", "ner_tags", "pos_tags", "labels")
 _ANNOTATIONS = (*_LABELS, *_TAGS, "entities", "spans", "annotations")
 """Names of columns that a text alone is not learned beside in silence."""
 _MOST_LABELS = 200
-_TAG = re.compile(r"O|[BI]-\S+")
+_TAG = re.compile(rf"O|[{''.join(BIO_MARKS)}]-\S+")
 _PAIRS = (
     ("premise", "hypothesis"),
     ("question", "sentence"),
@@ -187,6 +187,9 @@ def _chosen(text: OwnText, task: str, inputs: str, labels: str) -> tuple[str, st
         tokens = inputs or _first(_TOKENS, lists) or lists[0]
         tags = labels or _first(_TAGS, [name for name in lists if name != tokens]) or lists[-1]
         return "token-classification", f"lists in the columns {tokens} and {tags}", tokens, tags
+    if task in ("", "token-classification") and (between_blanks := _words_and_tags(columns, inputs, labels)):
+        tokens, tags = between_blanks
+        return "token-classification", f"words and tags between blanks in the columns {tokens} and {tags}", tokens, tags
     source, target = _first(_SOURCES, columns), _first(_TARGETS, columns)
     if task == "translation" or (not task and source and target and not _few_values(columns[target])):
         classes = _first(_LABELS, [name for name, values in columns.items() if _few_values(values)])
@@ -208,8 +211,14 @@ def _chosen(text: OwnText, task: str, inputs: str, labels: str) -> tuple[str, st
             check_only_text(columns, inputs)
         return task, "as asked", inputs, ""
     is_named = bool(inputs)
-    _check_single_label(columns, labels or _first(_LABELS, columns))
+    usual = labels or _first(_LABELS, columns)
+    _check_single_label(columns, usual)
     labels = labels or _label_column(columns, inputs)
+    if usual and labels in ("", usual) and len(alone := _different(columns[usual])) == 1:
+        raise ValueError(
+            f"init: the column {usual} has one class alone, {alone.pop()!r}; expected two or more: name another with "
+            "--label-column, or learn from the texts alone with --task masked-lm"
+        )
     inputs = inputs or _first(_TEXTS, [name for name in columns if name != labels]) or _longest(columns, but=labels)
     if labels:
         number = len(_different(columns[labels]))
@@ -241,13 +250,26 @@ def _columns_of(chats: ChatColumns) -> str:
     return f"{chats.form} in the column{'s' * (len(names) > 1)} {', '.join(names)}"
 
 
+def _words_and_tags(columns: Columns, inputs: str, labels: str) -> tuple[str, str] | None:
+    """Find columns of words between blanks and of as many tags; None: there are no two."""
+    for tags in [labels] if labels else columns:
+        if not all(_TAG.fullmatch(tag) for value in columns[tags] for tag in _words(value)):
+            continue
+        counts = [len(_words(value)) for value in columns[tags]]
+        others = [inputs] if inputs else [name for name in columns if name != tags]
+        alike = [name for name in others if [len(_words(value)) for value in columns[name]] == counts]
+        if alike and max(counts) > 1:
+            return _first((*_TOKENS, *_TEXTS), alike) or alike[0], tags
+    return None
+
+
 def _pair_of(columns: Columns) -> tuple[str, str] | None:
     """Find the columns of first and second texts by their names; None: there is no such pair."""
 
     def has_words(values: Sequence[Any]) -> bool:
         """Return whether values are texts, and neither numbers nor lists."""
         texts = [value for value in values[:500] if value is not None]
-        return bool(texts) and all(isinstance(text, str) and not text.strip().isdecimal() for text in texts)
+        return bool(texts) and all(isinstance(text, str) and not math.isfinite(number_of(text)) for text in texts)
 
     names = {re.sub(r"[^a-z0-9]", "", name.lower()): name for name, values in columns.items() if has_words(values)}
     variants = [(name, re.sub("1|first", lambda found: {"1": "2"}.get(found[0], "second"), name)) for name in names]

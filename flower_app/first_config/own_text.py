@@ -18,6 +18,8 @@ from flower_app.tasks.tagging import CONLL, read_conll
 _TAGGED = tuple(name for name in CONLL if name != ".txt")
 _SPLITS = {"train": "train", "validation": "validation|valid|dev|val", "test": "test|eval"}
 """Split -> words in the names of its files."""
+_TWO_CLASSES = (("pos", "neg"), ("positive", "negative"), ("spam", "ham"), ("true", "fake"), ("real", "fake"))
+"""Names of two files that are no translation."""
 _NAMELESS = re.compile(r"\s*|Unnamed: \d+(\.\d+)*|__index_level_\d+__")
 _CHANCE = 9
 """Lines of a text that may be alike by chance."""
@@ -251,6 +253,13 @@ def _beside(train: Path, split: str) -> Path | None:
 
 def _kind(paths: tuple[Path, ...]) -> str:
     if len(paths) == 2:
+        words = [set(re.split("[^a-z]+", path.name.lower())) for path in paths]
+        for one, other in _TWO_CLASSES:
+            if any(one in first and other in second for first, second in (words, words[::-1])):
+                raise ValueError(
+                    f"{paths[0]}, {paths[1].name}: found texts of two classes by their names, {one} and {other}, "
+                    "expected a text and its translation; write both into one .csv with the columns text and label"
+                )
         return "parallel"
     path = paths[0]
     if ending(path) in TABLES:

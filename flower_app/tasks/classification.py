@@ -34,9 +34,13 @@ class ClassificationTask(LabelledTask[Text]):
         table = load_table(data, split, cluster, "text", "label")
         columns = {key: Texts(table.texts(key)) for key in (INPUTS, SECOND_TEXTS) if key in table.columns}
         for key, texts in columns.items():
-            for row, text in enumerate(texts):
+            for row, (text, value) in enumerate(zip(texts, table.columns[key], strict=True)):
                 if not text:
                     raise ValueError(f"{key}: {table.place(row)}: the text is empty; remove the line")
+                if key == SECOND_TEXTS and not isinstance(value, str):
+                    raise ValueError(
+                        f"{key}: {table.place(row)}: expected a text, found the number {value}; name a column of texts"
+                    )
         inputs: Sequence[Text] = columns[INPUTS]
         if SECOND_TEXTS in columns:
             inputs = list(zip(columns[INPUTS], columns[SECOND_TEXTS], strict=True))

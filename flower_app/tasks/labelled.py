@@ -101,12 +101,12 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
 
 def is_score(names: Iterable[str]) -> bool:
     """Return whether most names are numbers, such as 4.5, 4,5, 4.5/5 or 4.5%, and some have a fraction."""
-    numbers = [_number(name) for name in names]
+    numbers = [number_of(name) for name in names]
     scores = [number for number in numbers if math.isfinite(number)]
     return 2 * len(scores) > len(numbers) and any(not number.is_integer() for number in scores)
 
 
-def _number(name: str) -> float:
+def number_of(name: str) -> float:
     """Return the number that a name writes; NaN: none."""
     try:
         return float(re.sub(r"\s*(%|/\s*\d+)$", "", name).replace(",", "."))

@@ -109,12 +109,18 @@ def test_values_of_other_columns_are_written_as_json_has_them():
 
 def test_words_of_a_table_are_tagged_as_they_stand():
     run = saved_run({**SMALL, "model.family": "bert", "task.name": "token-classification"})
-    Path("in.jsonl").write_text('{"tokens": ["The", "U.S.", "can\'t", "e-mail"]}\n{"tokens": "U.S. e-mail"}\n')
+    Path("in.jsonl").write_text(
+        '{"tokens": ["The", "U.S.", "can\'t", "e-mail"]}\n{"tokens": "U.S. 10\u00a0000 e-mail"}\n'
+    )
     result = call("predict", run, "--file", "in.jsonl", "--out", "out.jsonl")
     assert result.exit_code == 0, result.stderr
     words, text = (json.loads(line)["prediction"].split(" ") for line in Path("out.jsonl").read_text().splitlines())
     assert [word.rpartition("/")[0] for word in words] == ["The", "U.S.", "can't", "e-mail"]
-    assert len(text) > 2
+    assert [word.rpartition("/")[0] for word in text] == ["U.S.", "10\u00a0000", "e-mail"]
+    # A column of another name has texts, whose words end at punctuation.
+    Path("in.csv").write_text("text\nU.S. e-mail\n")
+    assert call("predict", run, "--file", "in.csv", "--out", "out.csv").exit_code == 0
+    assert len(next(csv.DictReader(open("out.csv")))["prediction"].split(" ")) > 2
 
 
 CLASSES = {**SMALL, "model.family": "bert", "task.name": "sequence-classification"}

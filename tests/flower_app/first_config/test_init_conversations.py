@@ -115,3 +115,14 @@ def test_a_second_column_beside_messages_is_refused():
     write_rows("train.jsonl", [{"messages": each, "note": "short"} for each in TURNS])
     code, told = init("train.jsonl", "--task", "instruction", "--pair-column", "note")
     assert code == 2 and "--pair-column: the conversations of the column messages say" in told
+
+
+@pytest.mark.parametrize("marks", [(True, False), ("True", "False"), (1, 0), (True, True)])
+def test_completions_that_are_rated_are_no_instructions(marks):
+    rows = [{"prompt": text, "completion": f"It {i} does.", "label": marks[i % 2]} for i, text in enumerate(TEXTS)]
+    write_rows("train.jsonl", rows)
+    code, told = init("train.jsonl")
+    assert code == 2 and "preference data (columns prompt, completion, label, true or false of each" in told, told
+    # Another label is a class of the instruction.
+    write_rows("train.jsonl", [row | {"label": "ab"[i % 2]} for i, row in enumerate(rows)])
+    assert init("train.jsonl")[0] == 0

@@ -139,3 +139,41 @@ def test_tagged_words_need_an_ending_that_a_run_reads():
     code, told = init("./words")
     assert code == 2 and "found a word and its tag on each line; expected the ending .conll, rename it" in told
     assert init("./words", "--out", "words.toml")[0] == 2
+
+
+@pytest.mark.parametrize("name", ["train.csv", "train.jsonl"])
+@pytest.mark.parametrize("columns", [("tokens", "tags"), ("sentence", "labels"), ("words", "ner")])
+@pytest.mark.parametrize("task", [[], ["--task", "token-classification"]])
+def test_words_and_tags_between_blanks_are_tagged_words(name, columns, task):
+    texts = ("The U.S. 10\u00a0000 can't e-mail", "Ada sings")
+    tags = ("O B-LOC S-QTY O O", "B-PER O")
+    write_rows(name, [{"id": str(i), columns[0]: texts[i % 2], columns[1]: tags[i % 2]} for i in range(40)])
+    code, told = init(name, *task)
+    assert code == 0 and f"words and tags between blanks in the columns {' and '.join(columns)}" in told, told
+    assert 'data.labels = "LOC,PER,QTY"' in told
+
+
+def test_one_class_alone_is_refused_by_its_column():
+    write_rows("train.csv", [{"text": text, "label": "red"} for text in TEXTS])
+    for words in ([], ["--task", "sequence-classification"], ["--label-column", "label"]):
+        code, told = init("train.csv", *words)
+        assert code == 2 and "the column label has one class alone, 'red'; expected two or more" in told, told
+
+
+@pytest.mark.parametrize("names", [("rt-polarity.pos", "rt-polarity.neg"), ("neg.txt", "pos.txt"), ("ham", "spam")])
+def test_texts_of_two_classes_are_no_translation(names):
+    for name in names:
+        Path(name).write_text("".join(f"{text} {name}\n" for text in TEXTS))
+    code, told = init(*(f"./{name}" for name in names))
+    assert code == 2 and "found texts of two classes by their names" in told, told
+
+
+@pytest.mark.parametrize("number", ["-1", "0.5", "1,5", "7", "50%"])
+def test_numbers_are_no_second_texts(number):
+    rows = [{"sentence1": text, "sentence2": number, "label": "ab"[i % 2]} for i, text in enumerate(TEXTS)]
+    write_rows("train.jsonl", rows)
+    code, told = init("train.jsonl")
+    assert code == 0 and "not used: sentence2" in told, told
+    write_rows("train.jsonl", [row | {"sentence2": i / 2} for i, row in enumerate(rows)])
+    code, told = init("train.jsonl", "--pair-column", "sentence2", "--text-column", "sentence1", "--out", "two.toml")
+    assert code == 2 and "train.jsonl, line 1: expected a text, found the number 0.0; name a column of texts" in told

@@ -20,6 +20,8 @@ _SPLITS = {"train": "train", "validation": "validation|valid|dev|val", "test": "
 """Split -> words in the names of its files."""
 _TWO_CLASSES = (("pos", "neg"), ("positive", "negative"), ("spam", "ham"), ("true", "fake"), ("real", "fake"))
 """Names of two files that are no translation."""
+_SHOWN = 10
+"""Files that a line names."""
 _NAMELESS = re.compile(r"\s*|Unnamed: \d+(\.\d+)*|__index_level_\d+__")
 _CHANCE = 9
 """Lines of a text that may be alike by chance."""
@@ -96,6 +98,8 @@ def read_own_text(sources: Sequence[str], validation: Sequence[str] = (), test: 
     columns = {split: _columns(kind, paths, header) for split, paths in files.items()}
     notes = [note for split, paths in files.items() for path in paths for note in _notes(split, path, kind, header)]
     notes += _drop_nameless(columns, str(files["train"][0]))
+    if len(sources) == 1:
+        notes += _not_read(expanded_path("TEXT", sources[0]).absolute(), files)
     return OwnText(kind=kind, files=files, columns=columns, header=header, notes=tuple(notes))
 
 
@@ -203,6 +207,16 @@ def _of_folder(folder: Path) -> dict[str, tuple[Path, ...]]:
             return {split: _one_source(by_split[split], folder) for split in _SPLITS if split in by_split}
     names = ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
     raise ValueError(f"{folder}: expected a file whose name says train, found {names}; name the file itself")
+
+
+def _not_read(folder: Path, files: dict[str, tuple[Path, ...]]) -> list[str]:
+    """Line that names the other files of a folder; none where all are read, or a file was named."""
+    read = {file for paths in files.values() for path in paths for file in matching_files(path)}
+    pattern = "*" if any(path.parent == folder for path in read) else "**/*"
+    others = [path.relative_to(folder) for path in sorted(folder.glob(pattern)) if path.is_file() and path not in read]
+    names = [path.as_posix() for path in others if not any(part.startswith(".") for part in path.parts)]
+    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return [f"files of the folder that are not read: {shown}"] if names else []
 
 
 def _split_of(path: Path) -> str:

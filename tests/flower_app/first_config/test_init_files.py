@@ -154,6 +154,19 @@ def test_of_several_tables_none_is_chosen_in_silence(names):
     assert code == 2 and f"found {', '.join(names)}; name the training file itself" in told
 
 
+@pytest.mark.parametrize("name", ["train2.xlsx", "train_more.txt", "more.csv", "sub/train.csv"])
+def test_files_of_a_folder_that_are_not_read_are_told(name):
+    for path in ("my/train.csv", "my/test.csv", f"my/{name}", "my/.hidden"):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text_of(ROWS))
+    code, told = init("my")
+    assert (code, read_back()) == (0, ROWS), told
+    lines = [line.strip() for line in told.split("\n") if "not read" in line]
+    assert lines == ([] if "/" in name else [f"files of the folder that are not read: {name}"])
+    Path("mine.toml").unlink()
+    assert "not read" not in init("my/train.csv")[1]
+
+
 def test_a_saved_dataset_is_read_with_its_names(monkeypatch):
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 _PACKAGES = ("client_pipeline", "strategies", "flower_app")
 _PATH_ERRORS = (FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
-_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PATH_ERRNOS = (errno.ENAMETOOLONG, errno.EROFS)
 
 

@@ -13,7 +13,7 @@ from client_pipeline import durable
 from flower_app.config.run_config import RunConfig
 from flower_app.config.sources import expanded_path, load_config
 from flower_app.first_config.guess import Guess, guess_task
-from flower_app.first_config.held_out import set_aside
+from flower_app.first_config.held_out import put_back, set_aside
 from flower_app.first_config.own_text import OwnText, read_own_text
 from flower_app.first_config.recipe import Setting, recipe
 from flower_app.launch.preflight import check_run
@@ -105,8 +105,8 @@ def make_first_config(request: FirstConfigRequest, say: Callable[[str], None]) -
         Setting(key="name", value=name, because="part of the run directory's name"),
         Setting(key="scenario", value=request.scenario, because="the network: collapipe plan --scenario draws it"),
     ]
-    durable.write_text(out, _toml(request, guess, [*head, *settings, *task, *data]), lasting=False)
     try:
+        durable.write_text(out, _toml(request, guess, [*head, *settings, *task, *data]), lasting=False)
         config = load_config(str(out))
         num_clusters = check_run(config)
         # As the server does before its first round: a tokenizer is trained, or a model's files are opened.
@@ -117,11 +117,9 @@ def make_first_config(request: FirstConfigRequest, say: Callable[[str], None]) -
             notes.append(f"an example as the model sees it, with what counts between ⟦ and ⟧:\n{example}")
     except BaseException:
         # An interrupted user starts again, too.
-        written = [path for paths in files.values() for path in paths] if is_set_aside else []
-        for path in [out, *written]:
-            path.unlink()
-        if is_set_aside and not any(folder.iterdir()):
-            folder.rmdir()
+        out.unlink(missing_ok=True)
+        if is_set_aside:
+            put_back(files, folder)
         raise
     notes += [
         f"{setting.key} = {json.dumps(setting.value)}: {setting.because}"

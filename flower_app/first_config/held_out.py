@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from client_pipeline import durable
 from flower_app.first_config.own_text import OwnText
 from flower_app.tasks.data.cells import csv_line, read_cells
 from flower_app.tasks.data.tables import finite
@@ -46,13 +47,25 @@ def set_aside(text: OwnText, folder: Path) -> dict[str, tuple[Path, ...]]:
         if path.exists():
             raise ValueError(f"{path}: is there already; remove it, or name another --out")
     folder.mkdir(parents=True, exist_ok=True)
-    for split, chosen in (
-        ("train", [i for i in range(number) if i not in held]),
-        ("validation", sorted(held)),
-    ):
-        for path, header, units in zip(files[split], headers, sides, strict=True):
-            path.write_text(header + "".join(units[i] for i in chosen), encoding="utf-8", newline="\n")
+    try:
+        for split, chosen in (
+            ("train", [i for i in range(number) if i not in held]),
+            ("validation", sorted(held)),
+        ):
+            for path, header, units in zip(files[split], headers, sides, strict=True):
+                durable.write_text(path, header + "".join(units[i] for i in chosen), lasting=False)
+    except BaseException:
+        put_back(files, folder)
+        raise
     return files
+
+
+def put_back(files: Mapping[str, Sequence[Path]], folder: Path) -> None:
+    """Remove the files that were set aside, and their folder if nothing else is in it."""
+    for path in (path for paths in files.values() for path in paths):
+        path.unlink(missing_ok=True)
+    if not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def _units(text: OwnText, path: Path) -> tuple[str, Sequence[str]]:

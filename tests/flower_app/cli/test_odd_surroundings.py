@@ -55,7 +55,7 @@ def test_a_user_without_a_home_is_told_to_name_one(homeless, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 @pytest.mark.parametrize("file", [None, "/runs/config.toml"])
 def test_a_full_disk_is_one_line(monkeypatch, number, file):
     def full(*arguments, **options):

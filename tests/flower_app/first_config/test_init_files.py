@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from client_pipeline import durable
 from flower_app.config.sources import load_config
 from flower_app.tasks.base import task
 from helpers import command_line
+from helpers.crash_model import FullDisk
 
 ROWS = [(f"the {'red' if i % 3 else 'blue'} pump number {i} works", "ab"[i % 2]) for i in range(40)]
 
@@ -355,3 +357,13 @@ def test_two_text_files_of_one_ending_are_set_aside_side_by_side():
         for name in (data.train_source, data.train_target)
     ]
     assert pairs[0] == pairs[1] and len(pairs[0]) == 36
+
+
+@pytest.mark.parametrize("fails_at", range(1, 7))
+def test_a_full_disk_leaves_nothing_half_written(monkeypatch, fails_at):
+    """Two files are set aside and the configuration is written: an operation fills each, another names it."""
+    Path("train.csv").write_text(text_of(ROWS))
+    monkeypatch.setattr(durable, "disk", FullDisk(fails_at))
+    code, line = init("train.csv")
+    assert code == 1 and line.count("\n") == 0 and "No space left on device; make room there" in line, line
+    assert [path.name for path in Path().iterdir()] == ["train.csv"]

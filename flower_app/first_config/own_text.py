@@ -267,9 +267,9 @@ def _beside(train: Path, split: str) -> Path | None:
 
 def _kind(paths: tuple[Path, ...]) -> str:
     if len(paths) == 2:
-        words = [set(re.split("[^a-z]+", path.name.lower())) for path in paths]
+        sides = [set(re.split("[^a-z]+", path.name.lower())) for path in paths]
         for one, other in _TWO_CLASSES:
-            if any(one in first and other in second for first, second in (words, words[::-1])):
+            if any(one in first and other in second for first, second in (sides, sides[::-1])):
                 raise ValueError(
                     f"{paths[0]}, {paths[1].name}: found texts of two classes by their names, {one} and {other}, "
                     "expected a text and its translation; write both into one .csv with the columns text and label"

@@ -93,8 +93,9 @@ def csv_line(cells: Sequence[Any]) -> str:
     """Write a row of a ``.csv`` file, line feed included, so that it is read as it was."""
     line = io.StringIO()
     # Python quotes a cell with the mark of a line's end; within a cell a carriage return is one, too.
-    quoting = csv.QUOTE_ALL if any(mark in str(cell) for cell in cells for mark in ";\t|") else csv.QUOTE_MINIMAL
-    csv.writer(line, lineterminator="\r\n", quoting=quoting).writerow(cells)
+    # A cell with another delimiter is quoted, for the delimiter is looked for.
+    is_quoted = any(mark in str(cell) for cell in cells for mark in ";\t|")
+    csv.writer(line, lineterminator="\r\n", quoting=csv.QUOTE_ALL if is_quoted else csv.QUOTE_MINIMAL).writerow(cells)
     return line.getvalue().removesuffix("\r\n") + "\n"
 
 

@@ -190,6 +190,13 @@ def _chosen(text: OwnText, task: str, inputs: str, labels: str) -> tuple[str, st
     if task in ("", "token-classification") and (between_blanks := _words_and_tags(columns, inputs, labels)):
         tokens, tags = between_blanks
         return "token-classification", f"words and tags between blanks in the columns {tokens} and {tags}", tokens, tags
+    if task == "token-classification":
+        if inputs and labels:
+            return task, "as asked", inputs, labels
+        raise ValueError(
+            f"--task {task}: expected a column of words and one of as many tags, found {', '.join(columns)}; name them "
+            "with --text-column and --label-column"
+        )
     source, target = _first(_SOURCES, columns), _first(_TARGETS, columns)
     if task == "translation" or (not task and source and target and not _few_values(columns[target])):
         classes = _first(_LABELS, [name for name, values in columns.items() if _few_values(values)])

@@ -70,16 +70,18 @@ def read_cells(path: Path, key: str) -> Cells:
     with open_text(path, key, "") as file:
         pieces = [piece.removeprefix(MARK) for piece in file]
     usual = "\t" if ending(path) == ".tsv" else ","
-    skipped = pieces[0].lower().startswith("sep=") and len(pieces[0].strip()) == 5
-    delimiter = pieces[0].strip()[4] if skipped else _delimiter(pieces, usual, f"{key}: {path}")
+    first = pieces[0].rstrip("\r\n")
+    skipped = first.lower().startswith("sep=") and len(first) == 5
+    delimiter = first[4] if skipped else _delimiter(pieces, usual, f"{key}: {path}")
     decisions = () if delimiter == usual else (f"cells are separated by {_DELIMITERS.get(delimiter, delimiter)}",)
     if delimiter == "\t":
         # A blank line is no row; tabs alone are a row of empty cells.
         plain = [(i, line.split("\t")) for i, line in enumerate(lines(path, key), 1) if line.strip(" ")]
         plain = plain[skipped:]
-        quoted = _quoted_rows(pieces, plain)
+        quoted = _quoted_rows(pieces[skipped:], plain)
         if quoted is None:
             return Cells(plain, decisions)
+        quoted = [(skipped + number, row) for number, row in quoted]
         return Cells(quoted, (*decisions, "cells in quotes are read without them"))
     reader = csv.reader(pieces[skipped:], delimiter=delimiter, strict=True)
     try:

@@ -71,6 +71,8 @@ JSON_LIST = json.dumps([{"text": text, "label": label} for text, label in ROWS])
         ("commas.csv", text_of([(f"{text}, 0,50 Euro, ja", label) for text, label in ROWS], mark=";").encode()),
         ("bars.csv", text_of(ROWS, mark="|").encode()),
         ("sep.csv", ("sep=;\r\n" + text_of(ROWS, mark=";", end="\r\n")).encode()),
+        ("sep.tsv", ("sep=\t\n" + text_of(ROWS, mark="\t")).encode()),
+        ("sep.csv", ("sep=\t\n" + text_of([(f'"{text}"', label) for text, label in ROWS], mark="\t")).encode()),
         ("commas.tsv", text_of(ROWS).encode()),
         ("index.csv", text_of([("7", *row) for row in ROWS], header=("", "text", "label")).encode()),
         ("numbers.csv", text_of(ROWS, header=("0", "1")).encode()),

@@ -153,6 +153,16 @@ def test_words_and_tags_between_blanks_are_tagged_words(name, columns, task):
     assert 'data.labels = "LOC,PER,QTY"' in told
 
 
+def test_a_task_of_tags_takes_no_other_columns():
+    write_rows("train.csv", [{"tokens": "Ada sings here" if i % 2 else "Ada", "tags": "B-PER O"} for i in range(40)])
+    code, told = init("train.csv", "--task", "token-classification")
+    assert code == 2 and "expected a column of words and one of as many tags, found tokens, tags; name them" in told
+    code, told = init(
+        "train.csv", "--task", "token-classification", "--text-column", "tokens", "--label-column", "tags"
+    )
+    assert code == 2 and "train.csv, line 2: 1 tokens have 2 tags" in told, told
+
+
 def test_one_class_alone_is_refused_by_its_column():
     write_rows("train.csv", [{"text": text, "label": "red"} for text in TEXTS])
     for words in ([], ["--task", "sequence-classification"], ["--label-column", "label"]):

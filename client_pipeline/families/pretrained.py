@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from client_pipeline.documents import json_value
 from client_pipeline.families.families import read_library_config
 from client_pipeline.families.hugging_face import (
     AUTO_MODELS,
@@ -239,7 +239,7 @@ def trained_classes(source: str, head: str) -> tuple[str, ...]:
 def _class_names(source: str, config: Any) -> tuple[str, ...]:
     """Return the names of ``id2label`` by their numbers, or those of ``label2id`` where that stands alone."""
     file = model_file(source, "config.json")
-    settings = json.loads(file.read_text(encoding="utf-8")) if file else {}
+    settings = json_value(file.read_text(encoding="utf-8")) if file else {}
     key, numbered = "id2label", config.id2label.items()
     if not settings.get("id2label") and settings.get("label2id"):
         key, numbered = "label2id", {number: name for name, number in settings["label2id"].items()}.items()

@@ -57,6 +57,7 @@ import torch
 from safetensors import SafetensorError, deserialize
 from torch import Tensor
 
+from client_pipeline.documents import without_repeats
 from client_pipeline.link.frame_limits import DEFAULT_MAX_BYTES, LARGEST_INT, MAX_DIMENSIONS, MAX_HEADER_BYTES
 
 PROTOCOL_VERSION = 2
@@ -223,9 +224,9 @@ def _read_header(data: bytes) -> dict[str, Any]:
     if size > MAX_HEADER_BYTES:
         raise FrameError(f"a frame's header has {size} bytes, at most {MAX_HEADER_BYTES} are accepted")
     try:
-        table = json.loads(data[8 : 8 + size], object_pairs_hook=_without_repeats)
+        table = json.loads(data[8 : 8 + size], object_pairs_hook=without_repeats)
         text = table["__metadata__"]["header"]
-        header = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_without_repeats)
+        header = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=without_repeats)
     except (ValueError, KeyError, TypeError, RecursionError):
         raise FrameError("a frame has no readable JSON header in its safetensors metadata") from None
     if not isinstance(header, dict):
@@ -235,14 +236,6 @@ def _read_header(data: bytes) -> dict[str, Any]:
 
 def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(text)
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a JSON object; of a key that comes twice one reader would take the first value, another the last."""
-    items = dict(pairs)
-    if len(items) < len(pairs):
-        raise ValueError("duplicate key")
-    return items
 
 
 def _tensor(name: str, view: dict[str, Any]) -> Tensor:

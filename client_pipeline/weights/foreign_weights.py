@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
+from client_pipeline.documents import json_value
 from client_pipeline.weights.weight_files import INDEX, SINGLE, mapped_file, weight_file_names
 
 _SAVE_AGAIN = (
@@ -102,7 +102,7 @@ def _quantized(source: str, file: str, method: str) -> ValueError:
 
 def _adapter_remedy(folder: Path) -> str:
     try:
-        base = json.loads((folder / _ADAPTER).read_text(encoding="utf-8")).get("base_model_name_or_path")
+        base = json_value((folder / _ADAPTER).read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (ValueError, OSError, AttributeError):
         base = None
     return (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from client_pipeline.partition.spec import CAUSAL_LM, SEQ2SEQ, SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION
-from client_pipeline.weights.weight_files import model_file
 from flower_app.exported.library_folder import LibraryTensors
 from flower_app.saved_model import StoredModel
+from flower_app.tokenizer_files import file_object, read_files
 
 _TASK_TYPES = {
     CAUSAL_LM: "CAUSAL_LM",
@@ -93,8 +92,7 @@ def write_adapters(stored: StoredModel, tensors: LibraryTensors, base_model: str
 
 
 def _check_text_model(base_model: str, stored: StoredModel) -> None:
-    file = model_file(base_model, "config.json")
-    model_type = json.loads(file.read_text(encoding="utf-8")).get("model_type") if file else None
+    model_type = file_object(read_files(base_model, ["config.json"]), "config.json").get("model_type")
     if model_type is not None and model_type != stored.spec.family:
         raise ValueError(
             f"--adapter: {base_model} is of type {model_type}, of which the run has trained the text model alone "

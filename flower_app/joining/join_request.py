@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-import json
 import re
 import ssl
 import time
@@ -16,6 +15,8 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+
+from client_pipeline.documents import json_value
 
 CU_KIND, DEVICE_KIND = "control-unit", "device"
 ANY_CLUSTER = -1
@@ -142,15 +143,9 @@ def read_line(line: bytes) -> dict[str, Any]:
     ValueError
         If it is anything else.
     """
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(dict(pairs)) < len(pairs):
-            raise ValueError("a key stands twice")
-        return dict(pairs)
-
     try:
-        value = json.loads(line.decode("utf-8"), object_pairs_hook=once)
-    except (ValueError, RecursionError) as error:
+        value = json_value(line.decode("utf-8"))
+    except ValueError as error:
         raise ValueError(f"expected a JSON object in UTF-8, found {len(line)} bytes of something else") from error
     if not isinstance(value, dict):
         raise ValueError("expected a JSON object")

@@ -18,6 +18,7 @@ from flower_app.tokenizer_files import (
     TOKENIZER_FILES,
     TokenizerSettings,
     declared_marks,
+    file_object,
     joined,
     marks_by_rule,
     named_tokens,
@@ -324,6 +325,8 @@ def load_tokenizer(source: str, key: str = "data.tokenizer", complete: bool = Tr
             raise ModuleNotFoundError(missing_package)
         files = read_files(source, TOKENIZER_FILES)
         tokens = named_tokens(files)
+        # The library's error names no file.
+        file_object(files, "added_tokens.json")
         if vocabulary := read_files(source, ["tokenizer.json"]):
             saved_settings, vocabulary_json = parted(vocabulary["tokenizer.json"])
             backend = Tokenizer.from_str(vocabulary_json)

@@ -11,11 +11,13 @@ from typer.testing import CliRunner
 from client_pipeline.partition.plan import read_plans
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.system.scenario import load_scenario
+from client_pipeline.weights.foreign_weights import check_folder
 from flower_app.cli.main import app
 from flower_app.config.run_config import RunConfig
 from flower_app.config.sources import load_config
 from flower_app.runs.run_directory import read_rounds, read_summary
 from flower_app.tasks.data.tables import read_table_rows
+from flower_app.tasks.tokenizer import load_tokenizer
 from flower_app.training.network import training_scenario
 from helpers.instances import random_instance
 from helpers.repository import ROOT
@@ -59,8 +61,18 @@ READERS = {
     "model specification": lambda path: ModelSpec.from_json(path.read_text()),
     "rows": lambda path: read_table_rows(path, "data.path", True),
     "strategy options": lambda path: RunConfig(strategy_options=path.read_text()).strategy_arguments(),
+    "added tokens": lambda path: load_tokenizer(str(path.parent)),
+    "a tokenizer's settings": lambda path: load_tokenizer(str(path.parent)),
+    "adapters": lambda path: check_folder(path.parent),
 }
-NAMES = {"summary": "summary.json", "rounds": "rounds.jsonl", "rows": "rows.jsonl"}
+NAMES = {
+    "summary": "summary.json",
+    "rounds": "rounds.jsonl",
+    "rows": "rows.jsonl",
+    "added tokens": "added_tokens.json",
+    "a tokenizer's settings": "tokenizer_config.json",
+    "adapters": "adapter_config.json",
+}
 
 
 @pytest.mark.parametrize("kind", READERS)
@@ -71,14 +83,15 @@ NAMES = {"summary": "summary.json", "rounds": "rounds.jsonl", "rows": "rows.json
         ('{"a": ' + "[" * 300 + "]" * 300 + "}", "at most 100 levels"),
         (f'{{"a": {DIGITS}}}', "at most 300 digits"),
         (f'{{"a": [[{{"b": -{DIGITS}}}]]}}', "at most 300 digits"),
-        (f'{{"a": {MORE_DIGITS}}}', "at most 300 digits"),
+        (f'{{"a": {DIGITS * 20}}}', "at most 300 digits"),
+        ('{"a": [{"b": 1, "c": 2, "b": 3}]}', "keys of an object: expected each once, found 'b' twice; remove one"),
     ],
-    ids=["deep", "nested", "digits", "digits within", "more digits"],
+    ids=["deep", "nested", "digits", "digits within", "digits beyond Python's", "a key twice"],
 )
 def test_json_beyond_reason_gets_one_line(tmp_path, kind, text, expected):
     path = written(tmp_path / NAMES.get(kind, "file.json"), text + "\n")
     said = mistake(lambda: READERS[kind](path))
-    if kind in ("model specification", "strategy options"):
+    if kind in ("model specification", "strategy options", "adapters"):
         # It names what was expected there, not why it is none.
         assert "expected" in said and "Error" not in said
     else:

@@ -26,6 +26,7 @@ VOCABULARY_FILES = ("vocab.json", "vocab.txt", "merges.txt", *_SENTENCEPIECE)
 SETTINGS_FILE = "tokenizer_settings.json"
 """Settings of a run's tokenizer that its other files lack."""
 _KEY = '{"collapipe": '
+_NO_ID = 2**32 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +144,32 @@ def named_tokens(files: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in texts.items() if key.endswith("_token") and isinstance(value, str)}
 
 
+def add_declared(backend: Any, files: Mapping[str, str]) -> None:
+    """Add the tokens that a tokenizer's own files name and ``tokenizer.json`` lacks, as the transformers library does.
+
+    Parameters
+    ----------
+    backend : the ``tokenizers`` tokenizer
+    files : :data:`TOKENIZER_FILES` of its folder
+
+    Raises
+    ------
+    ValueError
+        If they are no tokens by their numbers.
+    """
+    from tokenizers import AddedToken
+
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    tokens = file_object(files, "tokenizer_config.json").get("added_tokens_decoder") or {}
+    try:
+        values = [values for _, values in sorted(tokens.items(), key=lambda token: int(token[0]))]
+        backend.add_tokens([AddedToken(**token) for token in values if token["content"] not in known])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(
+            f"tokenizer_config.json: added_tokens_decoder: expected tokens by their numbers, {error!r}; fetch it again"
+        ) from error
+
+
 def declared_marks(backend: Any, tokens: Mapping[str, str], model_files: Mapping[str, str]) -> TokenizerSettings:
     """Return the marks that a tokenizer's files and its model's declare.
 
@@ -164,8 +191,11 @@ def declared_marks(backend: Any, tokens: Mapping[str, str], model_files: Mapping
 
     def model_ids(key: str) -> list[int]:
         # Where a model has both files, the library generates by the second.
-        for name in (GENERATION, "config.json"):
-            value = file_object(model_files, name).get(key)
+        generation, config = (file_object(model_files, name) for name in (GENERATION, "config.json"))
+        # A multi-modal model may have its text model's marks there alone.
+        text_config = config.get("text_config")
+        for values in (generation, config, text_config if isinstance(text_config, dict) else {}):
+            value = values.get(key)
             numbers = value if isinstance(value, list) else [value]
             size = backend.get_vocab_size(with_added_tokens=True)
             valid = [i for i in numbers if type(i) is int and 0 <= i < size]
@@ -173,6 +203,7 @@ def declared_marks(backend: Any, tokens: Mapping[str, str], model_files: Mapping
                 return valid
         return []
 
+    tokens = {**({"pad_token": backend.padding["pad_token"]} if backend.padding else {}), **tokens}
     before, after = marks_by_rule(backend)
     begin = _first(ids_of("bos_token", "cls_token"), before[-1:], model_ids("bos_token_id"))
     end = _first(ids_of("eos_token", "sep_token"), after[:1], model_ids("eos_token_id"))
@@ -185,9 +216,14 @@ def marks_by_rule(backend: Any) -> tuple[list[int], list[int]]:
     """Ids that a tokenizer puts before and after a text by itself."""
     if backend.post_processor is None:
         return [], []
-    plain, marked = (backend.encode("a", add_special_tokens=special).ids for special in (False, True))
-    at = next((i for i in range(len(marked)) if marked[i : i + len(plain)] == plain), 0)
-    return marked[:at], marked[at + len(plain) :]
+    from tokenizers import Tokenizer, models
+
+    # A vocabulary of one token, which no other one has: a tokenizer may know no letter.
+    probe = Tokenizer(models.WordLevel({"a": _NO_ID}, unk_token="a"))
+    probe.post_processor = backend.post_processor
+    marked = probe.encode("a").ids
+    at = marked.index(_NO_ID)
+    return marked[:at], marked[at + 1 :]
 
 
 def _first(named: list[int], by_rule: list[int], by_model: list[int]) -> int | None:

@@ -17,6 +17,7 @@ from flower_app.tokenizer_files import (
     SETTINGS_FILE,
     TOKENIZER_FILES,
     TokenizerSettings,
+    add_declared,
     declared_marks,
     file_object,
     joined,
@@ -330,6 +331,7 @@ def load_tokenizer(source: str, key: str = "data.tokenizer", complete: bool = Tr
         if vocabulary := read_files(source, ["tokenizer.json"]):
             saved_settings, vocabulary_json = parted(vocabulary["tokenizer.json"])
             backend = Tokenizer.from_str(vocabulary_json)
+            add_declared(backend, files)
         else:
             from transformers import AutoTokenizer, BertTokenizer
 

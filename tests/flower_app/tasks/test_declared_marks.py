@@ -158,6 +158,54 @@ def test_each_file_counts_where_the_one_before_is_silent(tmp_path, place):
     assert (rows[0][0], rows[0][-1], share.pad_id) == (0, 1, 2)
 
 
+def test_the_text_model_of_a_multi_modal_one_may_have_the_marks_alone(tmp_path):
+    marks = {"bos_token_id": 0, "eos_token_id": [1], "pad_token_id": 2}
+    backend_of(["<begin>", "<finish>", "<fill>"]).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": marks}))
+    tokenizer = load_tokenizer(str(tmp_path), complete=False)
+    assert (tokenizer.bos_id, tokenizer.end_ids, tokenizer.pad_id) == (0, (1,), 2)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_padding_may_stand_in_the_vocabularys_file_alone(tmp_path, named):
+    backend = backend_of(["<begin>", "<finish>", "<fill>", "<void>"])
+    backend.enable_padding(pad_id=2, pad_token="<fill>")
+    backend.save(str(tmp_path / "tokenizer.json"))
+    settings = {"eos_token": "<finish>", **({"pad_token": "<void>"} if named else {})}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert load_tokenizer(str(tmp_path), complete=False).pad_id == (3 if named else 2)
+
+
+def test_a_token_that_the_settings_declare_alone_is_one(tmp_path):
+    from transformers import AutoTokenizer
+
+    backend = backend_of(["<begin>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    size = backend.get_vocab_size()
+    token = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}
+    decoder = {str(size + 1): {**token, "content": "<void>"}, str(size): {**token, "content": "<finish>"}}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<finish>", "added_tokens_decoder": decoder}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer, library = load_tokenizer(str(tmp_path), complete=False), AutoTokenizer.from_pretrained(tmp_path)
+    assert (tokenizer.end_ids, tokenizer.vocab_size) == ((size,), size + 2)
+    assert (library.eos_token_id, len(library)) == (size, size + 2)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": ["<finish>"]}))
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json: added_tokens_decoder: expected tokens by their num"):
+        load_tokenizer(str(tmp_path), complete=False)
+
+
+def test_a_tokenizer_that_knows_no_letter_has_the_marks_of_its_rule(tmp_path):
+    from tokenizers import Tokenizer, models, processors
+
+    backend = Tokenizer(models.WordLevel({str(i): i for i in range(40)}))
+    backend.add_special_tokens(["<begin>", "<finish>"])
+    marks = [("<begin>", 40), ("<finish>", 41)]
+    backend.post_processor = processors.TemplateProcessing(single="<begin> $A <finish>", special_tokens=marks)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(str(tmp_path), complete=False)
+    assert (tokenizer.bos_id, tokenizer.end_ids, tokenizer.marks) == (40, (41,), ([40], [41]))
+
+
 def test_an_encoder_is_read_within_the_marks_of_its_own_rule_whatever_its_configuration_says(tmp_path):
     # Of some Chinese BERTs config.json still has RoBERTa's numbers.
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(40))]

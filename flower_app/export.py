@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import shutil
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from safetensors import SafetensorError
 
 from client_pipeline import durable
 from client_pipeline.families.families import max_length
-from client_pipeline.families.registry import is_library, library_families
-from client_pipeline.partition.spec import CAUSAL_LM, CLASSIFIERS, SEQ2SEQ
+from client_pipeline.families.registry import is_decoder_only, is_library, library_families
+from client_pipeline.partition.spec import CAUSAL_LM, CLASSIFIERS, MASKED_LM, SEQ2SEQ
 from client_pipeline.weights.base_weights import BaseWeights
 from client_pipeline.weights.hub_ids import hub_answers, hub_host, is_offline
 from client_pipeline.weights.weight_files import model_file
@@ -102,7 +103,7 @@ def export_run(run_dir: Path, folder: Path, *, adapter: bool = False, base: str 
                 write_weights(tensors, aside)
             model_config = _configure(stored, tensors, tokenizer, aside)
             if tokenizer is not None:
-                _save_tokenizer(stored, tokenizer, aside)
+                _save_tokenizer(stored, tensors, tokenizer, aside)
             (aside / CARD).write_text(model_card(facts), encoding="utf-8")
             for weights in aside.glob("*.safetensors"):
                 # The library keeps them from all but the owner.
@@ -270,7 +271,7 @@ def _marks(stored: StoredModel, task_tokenizer: TextTokenizer, tokenizer: Any) -
     return TemplateProcessing(single=single, **pair, special_tokens=special_tokens)
 
 
-def _save_tokenizer(stored: StoredModel, task_tokenizer: TextTokenizer, folder: Path) -> None:
+def _save_tokenizer(stored: StoredModel, tensors: LibraryTensors, task_tokenizer: TextTokenizer, folder: Path) -> None:
     """Write the tokenizer, in the files that it came with; without such in some that say the same."""
     files = dict(task_tokenizer.settings.files)
     if GENERATION in files:
@@ -281,7 +282,7 @@ def _save_tokenizer(stored: StoredModel, task_tokenizer: TextTokenizer, folder: 
         (folder / "tokenizer.json").write_text(task_tokenizer.vocabulary_json(), encoding="utf-8")
         _copy_vocabulary(task_tokenizer, folder)
     else:
-        _rebuild_tokenizer(stored, task_tokenizer, folder)
+        _rebuild_tokenizer(stored, tensors, task_tokenizer, folder)
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
 
@@ -300,7 +301,9 @@ def _copy_vocabulary(task_tokenizer: TextTokenizer, folder: Path) -> None:
         shutil.copyfile(file, folder / file.name)
 
 
-def _rebuild_tokenizer(stored: StoredModel, task_tokenizer: TextTokenizer, folder: Path) -> None:
+def _rebuild_tokenizer(
+    stored: StoredModel, tensors: LibraryTensors, task_tokenizer: TextTokenizer, folder: Path
+) -> None:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
@@ -311,7 +314,13 @@ def _rebuild_tokenizer(stored: StoredModel, task_tokenizer: TextTokenizer, folde
     special = {use: name for use, names in _SPECIAL_TOKENS.items() for name in names if name in known}
     # Begin, end and padding are those that the model was trained with, whatever their names.
     used = {"bos_token": task_tokenizer.bos_id, "eos_token": task_tokenizer.eos_id, "pad_token": task_tokenizer.pad_id}
+    if stored.spec.head in (*CLASSIFIERS, MASKED_LM):
+        used |= {"cls_token": task_tokenizer.bos_id, "sep_token": task_tokenizer.eos_id}
     special |= {use: name for use, i in used.items() if (name := tokenizer.id_to_token(i)) is not None}
-    longest = max_length(stored.spec)
-    limit = {} if longest is None else {"model_max_length": longest}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **limit, **special).save_pretrained(folder)
+    special |= {"mask_token": name for name in (task_tokenizer.settings.mask,) if name in known}
+    settings: dict[str, Any] = {} if (longest := max_length(stored.spec)) is None else {"model_max_length": longest}
+    takes_types = "token_type_ids" in inspect.signature(type(tensors.reference).forward).parameters
+    if takes_types and not is_decoder_only(stored.spec.family):
+        # The second text of a pair is of type 1, as in the training.
+        settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **settings, **special).save_pretrained(folder)

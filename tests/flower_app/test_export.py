@@ -144,6 +144,20 @@ def test_an_exported_tokenizer_knows_begin_end_and_padding_by_the_models_names(t
     assert (config.bos_token_id, config.eos_token_id) == expected[:2]
 
 
+def test_an_exported_encoder_knows_its_marks_whatever_their_names(tmp_path):
+    from transformers import AutoTokenizer
+
+    text = json.loads(tokenizer_json().replace("[CLS]", "<open>").replace("[SEP]", "<shut>").replace("[MASK]", "<gap>"))
+    text["post_processor"] = None
+    settings = TokenizerSettings(begin=2, ends=(3,), pad=0, mask="<gap>")
+    save_run(tmp_path / "run", tiny_spec("bert"), joined(settings, json.dumps(text)), {})
+    export_run(tmp_path / "run", tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    marks = (tokenizer.cls_token, tokenizer.sep_token, tokenizer.pad_token, tokenizer.mask_token)
+    assert marks == ("<open>", "<shut>", "[PAD]", "<gap>")
+    assert tokenizer("the cat")["input_ids"] == [2, 5, 6, 3]
+
+
 def test_an_exported_model_stops_at_all_ends_of_its_run_and_keeps_the_bases_other_settings(tmp_path):
     from transformers import GenerationConfig
 

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from flower_app.cli.main import app
 from flower_app.config.sources import load_config
+from flower_app.export import export_run
 from flower_app.first_config.first_config import FirstConfigRequest, make_first_config
 from flower_app.prediction_file import read_text_rows
 from flower_app.python_api import Run
@@ -153,6 +154,8 @@ def test_a_pair_has_the_ids_and_logits_of_the_library(tmp_path, family):
 
 
 def test_what_only_the_pair_tells_is_learned_and_predicted(tmp_path, monkeypatch):
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
     monkeypatch.chdir(tmp_path)
     write(tmp_path)
     whole = config(tmp_path, **{"max-length": 40})
@@ -182,6 +185,14 @@ def test_what_only_the_pair_tells_is_learned_and_predicted(tmp_path, monkeypatch
     assert [row["prediction"] for row in rows] == score.predictions
     result = CliRunner().invoke(app, ["predict", str(run), *pairs[0], *pairs[-1]])
     assert result.stdout.split() == [score.predictions[0], score.predictions[-1]], result.stderr
+    # The exported folder says the same of a pair, its token types too.
+    export_run(run, tmp_path / "out")
+    inputs = AutoTokenizer.from_pretrained(tmp_path / "out")(*pairs[1], return_tensors="pt")
+    batch = share.collate([1])
+    assert all(torch.equal(inputs[name], batch[name].long()) for name in inputs) and inputs["token_type_ids"].any()
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        assert model.config.id2label[int(model(**inputs).logits.argmax())] == score.predictions[1]
 
 
 @pytest.mark.slow

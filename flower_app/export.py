@@ -317,7 +317,8 @@ def _rebuild_tokenizer(
     if stored.spec.head in (*CLASSIFIERS, MASKED_LM):
         used |= {"cls_token": task_tokenizer.bos_id, "sep_token": task_tokenizer.eos_id}
     special |= {use: name for use, i in used.items() if (name := tokenizer.id_to_token(i)) is not None}
-    special |= {"mask_token": name for name in (task_tokenizer.settings.mask,) if name in known}
+    if (mask := task_tokenizer.settings.mask) in known:
+        special["mask_token"] = mask
     settings: dict[str, Any] = {} if (longest := max_length(stored.spec)) is None else {"model_max_length": longest}
     takes_types = "token_type_ids" in inspect.signature(type(tensors.reference).forward).parameters
     if takes_types and not is_decoder_only(stored.spec.family):

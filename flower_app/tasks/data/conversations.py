@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ _ROLES = {"human": USER, "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSISTAN
 """Other names of roles."""
 _SPEAKERS = (("role", "content"), ("from", "value"), ("role", "value"), ("speaker", "text"))
 """Names of the role and the text of a message."""
+_TOOLS = ("tool_calls", "function_call")
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 _ANSWERS = ("completion", "output", "response", "answer", "answers", "reply", "target", "solution")
 _FORMS = (
@@ -68,12 +69,12 @@ class ChatColumns:
             If one of its values is of another kind; with its place.
         """
         messages: list[Message] = []
-        system, context = (row.get(name) for name in (self.system, self.context))
+        system, context = (_text(row.get(name), f"{place}: {name}") for name in (self.system, self.context))
         question = _messages(row.get(self.question), USER, f"{place}: {self.question}")
         has_system = bool(question) and question[0]["role"] == SYSTEM
-        if self.system and not tables.is_missing(system) and str(system).strip() and not has_system:
-            messages.append({"role": SYSTEM, "content": str(system)})
-        if self.context and not tables.is_missing(context) and str(context).strip():
+        if system.strip() and not has_system:
+            messages.append({"role": SYSTEM, "content": system})
+        if context.strip():
             question[-1]["content"] += f"\n\n{context}"
         messages += question
         if self.answer and not (question and question[-1]["role"] == ASSISTANT):
@@ -89,13 +90,9 @@ class ChatColumns:
 
 def _messages(value: Any, role: str, place: str) -> list[Message]:
     """Return the messages of a cell; a text that is none in JSON is one message of ``role``."""
-    value = _turns(value)
+    value = _turns(value, place)
     if not isinstance(value, list):
-        if tables.is_missing(value):
-            value = ""
-        if isinstance(value, dict):
-            raise ValueError(f"{place}: expected a text or a list of messages, found {str(value)[:60]}")
-        return [{"role": role, "content": str(value)}]
+        return [{"role": role, "content": _text(value, place)}]
     messages = []
     for number, turn in enumerate(value, 1):
         if not isinstance(turn, dict) or (names := _speaker(turn)) is None:
@@ -105,18 +102,53 @@ def _messages(value: Any, role: str, place: str) -> list[Message]:
         spoken, content = (turn.get(name) for name in names)
         if content is not None and not isinstance(content, str):
             raise ValueError(f"{place}, message {number}: expected a text, found {str(content)[:60]}")
+        if tool := next((name for name in _TOOLS if turn.get(name)), None):
+            raise ValueError(
+                f"{place}, message {number}: {tool}: calls of tools are not learned, found {str(turn[tool])[:60]}; "
+                "remove the row"
+            )
+        if turn.get("weight") not in (None, 1):
+            raise ValueError(
+                f"{place}, message {number}: weight: expected 1 or none, for task.loss-on says which answers count, "
+                f"found {turn['weight']!r}; remove the key, or the row"
+            )
         thoughts = {name: turn[name] for name in _THOUGHTS if isinstance(turn.get(name), str)}
         messages.append({"role": _ROLES.get(str(spoken), str(spoken)), "content": content or "", **thoughts})
     return messages
 
 
-def _turns(value: Any) -> Any:
-    """Return a cell's value; where it is messages in JSON, as a CSV file has them, these."""
-    if isinstance(value, str) and value.lstrip().startswith("[{"):
-        with suppress(ValueError):
-            turns = json_value(value)
-            return turns if _speaker(turns[0]) else value
-    return value
+def _text(value: Any, place: str) -> str:
+    """Return a cell's text; empty where there is none."""
+    if isinstance(value, list | dict):
+        raise ValueError(f"{place}: expected a text or a list of messages, found {str(value)[:60]}; write a text")
+    return "" if tables.is_missing(value) else str(value)
+
+
+def _turns(value: Any, place: str) -> Any:
+    """Return a cell's value; where it is messages in JSON, as a CSV file has them, these.
+
+    Raises
+    ------
+    ValueError
+        For messages in broken JSON, or as Python prints them.
+    """
+    if not isinstance(value, str) or not re.match(r"\s*(\[\s*)?\{", value):
+        return value
+    try:
+        turns = json_value(value)
+    except ValueError as error:
+        keys = set(re.findall(r"['\"](\w+)['\"]\s*:", value))
+        if re.match(r"\s*\[\s*\{\s*['\"](role|from|speaker)['\"]", value) or any(keys >= {*n} for n in _SPEAKERS):
+            raise ValueError(
+                f"{place}: expected a text, or messages in JSON ({error}), found {value[:60]!r}; write them by "
+                "json.dumps"
+            ) from error
+        return value
+    if isinstance(turns, list):
+        return turns if _speaker(turns[0]) else value
+    # An answer may well be an object of its own.
+    names = _speaker(turns)
+    return [turns] if names and _ROLES.get(str(turns[names[0]]), turns[names[0]]) in ROLES else value
 
 
 def _speaker(turn: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -206,7 +238,11 @@ def find_columns(
 
 def _form_of_lists(values: Sequence[Any]) -> str:
     """Return the form of a column of conversations, for a person; empty: it has none."""
-    turns = _turns(next((value for value in values if value and not tables.is_missing(value)), None))
+    try:
+        turns = _turns(next((value for value in values if value and not tables.is_missing(value)), None), "")
+    except ValueError:
+        # Reading the row says what is wrong.
+        return "messages"
     speaker = _speaker(turns[0]) if isinstance(turns, list) and isinstance(turns[0], dict) else None
     if speaker is None:
         return ""
@@ -316,13 +352,6 @@ def question_of(value: Any, place: str = "predict") -> list[Message]:
     ValueError
         If it is none of these, or does not end with a question.
     """
-    if isinstance(value, str) and value.lstrip().startswith("[{"):
-        try:
-            value = json_value(value)
-        except ValueError as error:
-            raise ValueError(
-                f"{place}: expected a text, or messages in JSON ({error}), found {value[:60]!r}"
-            ) from error
     messages = _messages(value, USER, place)
     check_messages(messages, place, answered=False)
     return messages

@@ -286,10 +286,11 @@ def _json_rows(path: Path, key: str) -> list[tuple[int, dict[str, Any]]]:
     """Read the rows of a ``.jsonl`` or ``.json`` file: objects, each with its line or its place in a list."""
     location, num_halved = f"{key}: {path}", 0
     rows: list[tuple[int, dict[str, Any]]] = []
-    numbered_lines = [(i, line) for i, line in enumerate(lines(path, key), 1) if line.strip()]
+    all_lines = list(lines(path, key))
+    numbered_lines = [(i, line) for i, line in enumerate(all_lines, 1) if line.strip()]
     has_escapes = any("\\u" in line for _, line in numbered_lines)
     if _is_document(path, [line for _, line in numbered_lines]):
-        values = _document(location, "\n".join(line for _, line in numbered_lines))
+        values = _document(location, "\n".join(all_lines))
     else:
         values = _line_values(location, numbered_lines)
     for number, row in values:

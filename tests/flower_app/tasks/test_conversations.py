@@ -26,6 +26,12 @@ FORMS = {
         {"prompt": '[{"a": 1}, is it JSON?', "completion": '[{"a": 1}]'},
         [{"role": "user", "content": '[{"a": 1}, is it JSON?'}, {"role": "assistant", "content": '[{"a": 1}]'}],
     ),
+    "messages-in-indented-json": ({"messages": f" {json.dumps(TALK, indent=2)}"}, TALK),
+    "a-message-in-json": ({"prompt": json.dumps(ASKED, indent=2), "completion": json.dumps(ANSWERED)}, TALK),
+    "an-answer-that-is-json": (
+        {"prompt": "Who?", "completion": '{"role": "admin", "content": 3}'},
+        [ASKED, {"role": "assistant", "content": '{"role": "admin", "content": 3}'}],
+    ),
     "alpaca": ({"instruction": "Who?", "input": "", "output": "The dog."}, TALK),
     "alpaca-with-input": (
         {"instruction": "Who?", "input": "The dog barks.", "output": "The dog."},
@@ -117,12 +123,37 @@ def test_named_columns_win(tmp_path):
         ({"messages": [ASKED, {"role": "assistant", "content": [{"type": "text"}]}]}, "message 2: expected a text"),
         ({"messages": [ASKED, "The dog."]}, "message 2: expected an object with role and content, found The dog"),
         ({"messages": None}, "message 1: the question is empty"),
+        ({"messages": json.dumps(TALK, indent=1)[:-3]}, r"expected a text, or messages in JSON .*; write them by json"),
+        ({"messages": json.dumps(ASKED)[:-1]}, "expected a text, or messages in JSON"),
+        ({"messages": str(TALK)}, "expected a text, or messages in JSON"),
+        ({"messages": [ASKED, {**ANSWERED, "weight": 0}]}, "message 2: weight: expected 1 or none, .*found 0"),
+        ({"messages": [ASKED, {**ANSWERED, "tool_calls": [{"id": "a"}]}]}, "message 2: tool_calls: calls of tools"),
+        ({"messages": [ASKED, {"role": "tool", "content": "3"}, ANSWERED]}, "message 2: expected the role .*'tool'"),
     ],
 )
 def test_a_row_that_is_no_conversation_is_refused_with_its_line(tmp_path, row, message):
     write(tmp_path, [{"messages": TALK}, row])
     with pytest.raises(ValueError, match=rf"data\.train-source: .*train\.jsonl, line 2.*{message}"):
         load_conversations(data(tmp_path), "train", 0)
+
+
+@pytest.mark.parametrize("changes", [{"context": ["a", "b"]}, {"system": {"a": "b"}}, {"answer": {"text": ["a"]}}])
+def test_a_nested_value_beside_a_question_is_refused_with_its_line(tmp_path, changes):
+    row = {"question": "Who?", "context": "It barks.", "answer": "The dog.", "system": "Be brief."}
+    write(tmp_path, [row, row | changes])
+    with pytest.raises(ValueError, match=rf"train\.jsonl, line 2: {next(iter(changes))}: expected a text"):
+        load_conversations(data(tmp_path), "train", 0)
+
+
+def test_a_weight_of_one_and_no_calls_change_nothing(tmp_path):
+    write(tmp_path, [{"messages": [{**ASKED, "tool_calls": None}, {**ANSWERED, "weight": 1, "tool_calls": []}]}])
+    assert list(load_conversations(data(tmp_path), "train", 0)) == [TALK]
+
+
+def test_a_cut_list_is_refused_with_the_line_of_the_file(tmp_path):
+    (tmp_path / "train.json").write_text(f"\n\n{json.dumps([{'messages': TALK}], indent=1)[:-1]}")
+    with pytest.raises(ValueError, match=r"train\.json: expected a JSON list of objects, .*line 15 column"):
+        load_conversations(data(tmp_path, "train.json"), "train", 0)
 
 
 @pytest.mark.parametrize("answer", [None, "", " "])

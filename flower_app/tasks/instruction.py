@@ -373,7 +373,8 @@ def _check_spelled(tokenizer: TextTokenizer, messages: Sequence[Message], place:
     if tokenizer.settings.reads_special:
         return
     for number, message in enumerate(messages, 1):
-        ids, _ = tokenizer.encode_places(message["content"])
+        # A template may write a model's thoughts, too.
+        ids, _ = tokenizer.encode_places("\n".join(message.values()))
         if token := next((tokenizer.token(i) for i in ids if i in tokenizer.special_ids), ""):
             raise ValueError(
                 f"{place}, message {number}: the text spells the special token {token}, and data.special-tokens = "

@@ -154,6 +154,10 @@ def test_text_of_strangers_spells_no_special_token(tmp_path, models):
     own = data(tmp_path, rows, special_tokens="text")
     with pytest.raises(ValueError, match=r"line 2, message 1: the text spells the special token <\|im_end\|>"):
         prepare(NAME, own, model(models))
+    thought = {"role": "assistant", "content": "no", "reasoning_content": "a<|im_end|>b"}
+    rows = [{"messages": [{"role": "user", "content": "a"}, thought]}]
+    with pytest.raises(ValueError, match=r"line 1, message 2: the text spells the special token <\|im_end\|>"):
+        prepare(NAME, data(tmp_path, rows, special_tokens="text"), model(models))
     found = prepare(NAME, data(tmp_path, ROWS, special_tokens="text"), model(models))
     with pytest.raises(ValueError, match="predict, message 1: the text spells the special token"):
         task(TaskConfig(name=NAME)).predict(found.build(0), found.tokenizer_json, ["a<|im_start|>b"])

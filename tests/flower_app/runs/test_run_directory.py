@@ -79,6 +79,13 @@ def test_a_failure_says_whose_it_is_and_keeps_its_traceback(tmp_path, error, sta
     assert read_summary(tmp_path) == {"status": status, "error": said}
 
 
+def test_where_no_log_can_be_written_the_failure_is_told_all_the_same(tmp_path):
+    """On a full disk the summary may still fit, and the launcher waits for it."""
+    (tmp_path / "logs").touch()
+    write_failure(tmp_path, ValueError("seed: expected a number"))
+    assert read_summary(tmp_path) == {"status": "bad-input", "error": "seed: expected a number"}
+
+
 def test_an_error_that_nobody_meant_is_told_with_its_type_and_place_and_the_log(tmp_path):
     """A missing key was told as its name alone, ``error: 1``."""
     for wrong in (lambda: ClusterState.from_dict({}), lambda: torch.ones(2, 3) @ torch.ones(2, 3)):

@@ -229,7 +229,7 @@ def test_a_task_without_targets_refuses_their_column(name):
 @pytest.mark.parametrize(
     ("name", "key"),
     [
-        *((name, key) for name in ("translation", "masked-lm", "causal-lm") for key in ("source-column", "label-column")),
+        *((name, f"{kind}-column") for name in ("translation", "masked-lm", "causal-lm") for kind in ("source", "label")),
         ("translation", "target-column"),
     ],
 )

@@ -102,3 +102,12 @@ def test_bands_are_tried_close_to_those_so_far_and_far_from_them():
         below, above = middle / row[:at][::-1] - 1, row[at + 1 :][row[at + 1 :] < band] / middle - 1
         assert np.diff(np.log(above)) == pytest.approx(np.log(1.7))
         assert np.diff(np.log(below[below < 30])) == pytest.approx(np.log(1.7))
+
+
+def test_the_least_band_that_is_tried_is_a_millionth_of_all_and_the_largest_is_all():
+    """A bound holds for the bands between the ends of the grid: it must reach the whole band from the least one."""
+    instance = drawn(71, delay=False)
+    answer, band = plan_round(with_parts(instance, 0.5)), instance.band_hz
+    narrow, wide = _PriceSearch(instance, []).grid(answer, np.array([2e-6, 1 - 2e-6]) * band, 1.25)
+    assert narrow[0] == pytest.approx(1e-6 * band) and narrow[-1] == wide[-1] == band
+    assert np.diff(np.log(narrow)).max() < 0.3

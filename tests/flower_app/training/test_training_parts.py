@@ -7,13 +7,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from client_pipeline.link.privacy_config import PrivacyConfig
 from flower_app.config.run_config import RunConfig
 from flower_app.launch.preflight import check_run
 from flower_app.runs import run_checkpoints
 from flower_app.runs.run_directory import read_rounds
+from flower_app.training import round_closer
 from flower_app.training.prepared_run import prepare
 from flower_app.training.round_closer import RoundClock, RoundCloser, RunStanding
 from flower_app.training.training_run import decoder_service
+from helpers.clocks import Clock
 from helpers.saved_runs import TWO_CLUSTERS
 from strategies.aggregation.accountant import PrivacyAccountant
 from strategies.grid.update_receipts import UpdateReceipts
@@ -64,21 +67,22 @@ class Models:
 
 
 class Exchanges:
-    """Rounds in which nobody has trained."""
+    """Rounds in which nobody has trained, and some clusters may have failed."""
 
-    def __init__(self):
+    def __init__(self, failed):
         self.receipts, self.last_reports = UpdateReceipts([0, 1]), []
+        self.failed = [{"cluster": cluster} for cluster in failed]
 
     def take_round(self):
-        return {"clusters": [], "failed": [], "faults": [], "train_loss": 1.5}
+        return {"clusters": [], "failed": self.failed, "faults": [], "train_loss": 1.5}
 
 
-def closer_of(run, models, **more):
+def closer_of(run, models, failed=(), **more):
     standing, clock = RunStanding(run), RoundClock(run)
     faults = SimpleNamespace(records=lambda server_round: [])
     accountant = PrivacyAccountant(run.config.privacy, {0: 20, 1: 20})
     closer = RoundCloser(
-        run, standing, clock, models, exchanges=Exchanges(), strategy=None, accountant=accountant, faults=faults, **more
+        run, standing, clock, models, exchanges=Exchanges(failed), strategy=None, accountant=accountant, faults=faults, **more
     )
     return closer, standing
 
@@ -112,6 +116,39 @@ def test_a_round_leaves_its_line_its_timeline_and_its_checkpoint(fresh, unaccoun
     assert json.loads((fresh.run_dir / "timeline.json").read_text()) == {"round": 2, "clusters": []}
     kept = run_checkpoints.newest(fresh.run_dir, fresh.config)
     assert kept.round == 2 and kept.state["selection"]["best-round"] == 2
+
+
+NOISE = PrivacyConfig(update_clip=1.0, update_noise=1.0)
+
+
+def test_a_run_that_goes_on_has_the_privacy_spent_and_the_time_of_its_newest_checkpoint(
+    fresh, unaccounted, monkeypatch
+):
+    clock = Clock()
+    monkeypatch.setattr(round_closer, "time", clock)
+    config = replace(fresh.config, privacy=NOISE, checkpoint_every=2, evaluate_every=0)
+    began = replace(fresh, config=config, started=clock.now)
+    closer, standing = closer_of(began, Models(), failed=[0, 1])
+    assert standing.privacy is None
+    for number in (1, 2, 3):
+        clock.now += 10.0 * number
+        closer.close(number, to_arrays(WEIGHTS))
+    lines, _ = read_rounds(fresh.run_dir)
+    assert [line["privacy"]["updates"]["releases"] for line in lines] == [1, 2, 3]
+    assert standing.privacy == lines[2]["privacy"]
+    # The process dies here: the third round, and its time, are lost.
+    clock.now += 1000.0
+    kept = run_checkpoints.newest(fresh.run_dir, config)
+    resumed = replace(began, resumed=kept, started=clock.now)
+    standing, rounds = RunStanding(resumed), RoundClock(resumed)
+    assert (standing.last_round, standing.privacy) == (2, lines[1]["privacy"])
+    assert rounds.wall_s == 30.0
+    clock.now += 4.0
+    rounds.begin_first_round()
+    clock.now += 5.0
+    assert rounds.next_round() == {"round_s": 5.0, "wall_s": 39.0} and rounds.round_s == 5.0
+    clock.now += 7.0
+    assert rounds.next_round() == {"round_s": 7.0, "wall_s": 46.0} and rounds.wall_s == 46.0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")

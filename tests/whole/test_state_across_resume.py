@@ -13,6 +13,7 @@ from torch import nn
 from client_pipeline.runtime.stage.moved_block import MovedBlock
 from helpers.kept_objects import KEPT
 from helpers.repository import ROOT
+from strategies.registry import STOCK_KEEPS
 
 
 def plain(value):
@@ -36,40 +37,66 @@ def plain(value):
     return plain(vars(value)) if hasattr(value, "__dict__") else value
 
 
-def parts(obj, given):
-    return {name: plain(value) for name, value in vars(obj).items() if name not in given}
+def parts(obj, kept):
+    return {name: plain(value) for name, value in kept.attributes(obj).items() if name not in kept.given}
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    """Objects that are kept in files write them to the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+
+def filled(kept):
+    made = kept.make()
+    kept.fill(made)
+    return made
+
+
+def read_again(kept, made):
+    saved = kept.save(made)
+    if not any(isinstance(value, torch.Tensor | MovedBlock) for value in leaves(saved)):
+        saved = json.loads(json.dumps(saved))
+    return kept.read(kept.make(), saved)
 
 
 @pytest.mark.parametrize("name", KEPT)
 def test_what_is_saved_is_what_was(name):
     kept = KEPT[name]
-    made = kept.make()
-    kept.fill(made)
-    saved = kept.save(made)
-    if not any(isinstance(value, torch.Tensor | MovedBlock) for value in leaves(saved)):
-        saved = json.loads(json.dumps(saved))
-    assert parts(kept.read(kept.make(), saved), kept.given) == parts(made, kept.given)
+    made = filled(kept)
+    assert parts(read_again(kept, made), kept) == parts(made, kept)
 
 
-@pytest.mark.parametrize("name", [name for name, kept in KEPT.items() if not dataclasses.is_dataclass(kept.make())])
+@pytest.mark.parametrize("name", [name for name, kept in KEPT.items() if kept.step])
+def test_the_step_after_a_resume_is_that_without_one(name):
+    """Rounds of control units and steps of server optimizers are compared where these are tested."""
+    kept = KEPT[name]
+    made = filled(kept)
+    resumed = read_again(kept, made)
+    expected = plain(kept.step(made))
+    assert plain(kept.step(resumed)) == expected
+
+
+@pytest.mark.parametrize("name", [name for name, kept in KEPT.items() if not kept.is_record])
 def test_nothing_of_what_is_compared_is_as_it_was_made(name):
     """Else an attribute that nobody saves would be equal all the same."""
     kept = KEPT[name]
-    fresh, made = kept.make(), kept.make()
-    kept.fill(made)
-    before, after = parts(fresh, kept.given), parts(made, kept.given)
+    before, after = parts(kept.make(), kept), parts(filled(kept), kept)
     assert before.keys() == after.keys() and len(after) > 0
     assert [attribute for attribute, value in after.items() if value == before[attribute]] == []
 
 
-@pytest.mark.parametrize("name", [name for name, kept in KEPT.items() if dataclasses.is_dataclass(kept.make())])
+@pytest.mark.parametrize("name", [name for name, kept in KEPT.items() if kept.is_record])
 def test_no_field_of_a_record_has_its_default_value(name):
     example = KEPT[name].make()
-    assert [
-        field.name
-        for field in dataclasses.fields(example)
-        if field.default is not dataclasses.MISSING and getattr(example, field.name) == field.default
-    ] == []
+    assert [field for field, default in defaults(example).items() if getattr(example, field) == default] == []
+
+
+def defaults(example):
+    if not dataclasses.is_dataclass(example):
+        return getattr(example, "_field_defaults", {})
+    fields = dataclasses.fields(example)
+    return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
 
 
 def leaves(value):
@@ -82,18 +109,40 @@ def leaves(value):
         yield value
 
 
-def test_every_class_that_reads_what_it_saved_is_in_the_list():
-    found = set()
+PARTS = {"TrainedBlock": "Stage"}
+"""Classes whose state is saved as a part of another's."""
+OF_EACH_SIGN = ("Checkpoint", "ControlUnit", "DataOrder", "FedYogi", "Releases", "RoundClock", "RunStanding", "Stage")
+"""One class for each sign of a saved state."""
+SIGNS = ("def restore(", "def load_state(", "def go_to(", "def from_dict(", "def state(", "Checkpoint(")
+FROM_A_CHECKPOINT = {"resumed", "wall_before_s", "sealed", "read_checkpoint", "load_state"}
+"""Names in a class that begins with what another one read, or has a file of its own."""
+
+
+def test_every_class_with_saved_state_is_in_the_list():
+    classes = {name for name, keeps in STOCK_KEEPS.items() if keeps == "memory"}
     for package in ("client_pipeline", "strategies", "flower_app"):
         for path in sorted((ROOT / package).rglob("*.py")):
             text = path.read_text()
-            if any(f"def {name}(" in text for name in ("restore", "load_state", "from_dict")):
-                found |= {node.name for node in ast.walk(ast.parse(text)) if reads_what_it_saved(node)}
-    assert found and found - KEPT.keys() == set()
+            if any(sign in text for sign in (*SIGNS, *FROM_A_CHECKPOINT)):
+                classes |= {node.name for node in ast.walk(ast.parse(text)) if has_saved_state(node)}
+    assert {*OF_EACH_SIGN, *PARTS} <= classes
+    assert {PARTS.get(name, name) for name in classes} - KEPT.keys() == set()
 
 
-def reads_what_it_saved(node):
+def has_saved_state(node):
     if not isinstance(node, ast.ClassDef):
         return False
-    methods = {entry.name for entry in node.body if isinstance(entry, ast.FunctionDef)}
-    return bool(methods & {"restore", "load_state"}) or {"to_dict", "from_dict"} <= methods
+    methods = {entry.name: entry for entry in node.body if isinstance(entry, ast.FunctionDef)}
+    reads = methods.keys() & {"restore", "load_state", "go_to"} or {"to_dict", "from_dict"} <= methods.keys()
+    gives = "state" in methods and len(methods["state"].args.args) - len(methods["state"].args.defaults) == 1
+    is_checkpoint = node.name.endswith("Checkpoint") and "NamedTuple" in map(ast.unparse, node.bases)
+    return bool(reads or gives or is_checkpoint or FROM_A_CHECKPOINT & {*names_of_others(node)})
+
+
+def names_of_others(node):
+    """Names that a class uses, without its own attributes."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load):
+            yield part.id
+        elif isinstance(part, ast.Attribute) and getattr(part.value, "id", "") != "self":
+            yield part.attr

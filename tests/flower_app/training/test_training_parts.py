@@ -82,7 +82,15 @@ def closer_of(run, models, failed=(), **more):
     faults = SimpleNamespace(records=lambda server_round: [])
     accountant = PrivacyAccountant(run.config.privacy, {0: 20, 1: 20})
     closer = RoundCloser(
-        run, standing, clock, models, exchanges=Exchanges(failed), strategy=None, accountant=accountant, faults=faults, **more
+        run,
+        standing,
+        clock,
+        models,
+        exchanges=Exchanges(failed),
+        strategy=None,
+        accountant=accountant,
+        faults=faults,
+        **more,
     )
     return closer, standing
 

@@ -24,7 +24,7 @@ LEFT_OUT = ("client_pipeline/runtime/control_unit/ray_probe.py",)
 """No sample is drawn of them: they lean on parts of Ray that are not public."""
 
 _TESTS: dict[str, str] = {
-    "strategies/dssda/answer.py": "evaluation segments split_band repeated_plans",
+    "strategies/dssda/answer.py": "evaluation segments unequal_tebs split_band repeated_plans",
     "strategies/dssda/block_price.py": "planner_scale repeated_plans",
     "strategies/dssda/bottleneck.py": "segments planner_scale repeated_plans",
     "strategies/dssda/branching.py": "certificate planner planner_scale uploaded_activations split_band repeated_plans",
@@ -91,6 +91,8 @@ _TESTS: dict[str, str] = {
     "client_pipeline/runtime/devices/block_moves.py": "block_moves cut_parts runtime_in_threads",
     "client_pipeline/runtime/control_unit/cluster_checkpoint.py": "cluster_checkpoint control_unit",
     "client_pipeline/runtime/config.py": "config",
+    "client_pipeline/runtime/control_unit/own_labels.py": "own_labels_stream runtime_in_threads",
+    "client_pipeline/runtime/ray/ray_tensors.py": "ray_tensors runtime_in_threads",
     "client_pipeline/runtime/control_unit/control_unit.py": "control_unit steps_after_a_doubt runtime_in_threads",
     "client_pipeline/runtime/control_unit/data_order.py": "data_order",
     "client_pipeline/runtime/transport/deadline.py": "deadline",

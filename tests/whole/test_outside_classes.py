@@ -88,6 +88,21 @@ class Crooked(OfTheMean):
         return {"w": np.zeros(2)}
 
 
+class Fewer(OfTheMean):
+    def join(self, updates, weights, malicious):
+        return {}
+
+
+class More(OfTheMean):
+    def join(self, updates, weights, malicious):
+        return updates[0] | {"v": np.zeros(3)}
+
+
+class NoChange(OfTheMean):
+    def join(self, updates, weights, malicious):
+        return None
+
+
 class Diverged(OfTheMean):
     def join(self, updates, weights, malicious):
         return {"w": np.array([1.0, math.nan, 0.0])}
@@ -216,6 +231,9 @@ def test_a_rule_joins_what_each_cluster_changed(flower_process):
     [
         ("Crooked", r"w: expected finite numbers \[3\], found \[2\]$"),
         ("Diverged", r"w: .* found \[3\] with NaN or Inf"),
+        ("Fewer", r"expected a change for each of the 1 arrays by name, found \[\]"),
+        ("More", r"expected a change for each of the 1 arrays by name, found \['v', 'w'\]"),
+        ("NoChange", "expected a change for each of the 1 arrays by name, found None"),
     ],
 )
 def test_a_rule_that_makes_no_encoder_is_named(name, message, flower_process):

@@ -44,6 +44,8 @@ def test_dropout_seeds_differ_for_everything_that_names_a_unit_of_work():
             (0, 1), (1, 2, 11), (1, 2, 11), (0, 1), (EMBEDDING_UNIT, 0, 1, 11), (0, 1, 11)
         )
     ]
+    # What is random in the data is no unit's.
+    seeds += [StepId(seed=0, round=number, step=1, cluster=0).data_seed for number in (1, 2)]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)
 

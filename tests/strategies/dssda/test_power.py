@@ -1,6 +1,8 @@
 """Transmit power against fine grids, and the facts that the planner builds on."""
 
 from dataclasses import replace
+from fractions import Fraction
+from math import factorial
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from strategies.dssda.instance import Instance
 from strategies.dssda.instance_file import parse_instance
 from strategies.dssda.power import (
     Uplinks,
+    _expm1_over_slope,
     largest_within_budget,
     power_interval,
     uplink_infeasibility,
@@ -64,6 +67,14 @@ def test_the_least_efficiency_for_a_time_uploads_in_just_that_time():
         assert uplink.efficiency(np.asarray(0.0)) == np.inf
         seen += 1
     assert seen > 20
+
+
+def test_the_slope_of_the_energy_over_the_efficiency_is_that_of_its_series():
+    """(expm1(x) / x)' is the sum of n x^(n-1) / (n+1)!, also where the formula cancels."""
+    efficiencies = [0.0, 1e-9, 1e-3, 0.02, 0.0499, 0.0501, 0.3, 1.0, 2.0]
+    exact = [float(sum(n * Fraction(x) ** (n - 1) / factorial(n + 1) for n in range(1, 40))) for x in efficiencies]
+    np.testing.assert_allclose(_expm1_over_slope(np.array(efficiencies)), exact, rtol=2e-13)
+    np.testing.assert_allclose(_expm1_over_slope(np.array(efficiencies[5:])), exact[5:], rtol=2e-13)
 
 
 @pytest.mark.parametrize("eps_mode", ["paper", "sinr"])

@@ -185,3 +185,12 @@ def test_tebs_come_from_the_last_commit_or_a_checkpoint_or_are_new(monkeypatch):
     places, copies = made.sources([3, 0, 2, 1, 4])
     assert places == [(3, 0), (0, 1), (2, 0), (1, 1), (4, -1)]
     assert [copy.value for copy in copies] == ["copy of 2", "copy of 0"] and made.sources([]) == ([], [])
+
+
+def test_a_teb_travels_as_arrays_without_what_is_frozen():
+    teb = MovedBlock({"w": torch.ones(2)}, {"w/step": torch.tensor(3.0)}, {"base": torch.zeros(4)})
+    arrays = teb.as_arrays()
+    assert [list(part) for part in arrays] == [["w"], ["w/step"]]
+    back = MovedBlock.from_arrays(arrays)
+    assert torch.equal(back.weights["w"], teb.weights["w"]) and float(back.optimizer["w/step"]) == 3.0
+    assert back.frozen == {}

@@ -110,6 +110,15 @@ def test_loss_and_weight_of_a_round_are_those_of_all_its_steps(units):
     assert 0 < three.loss < 2 * math.log(30)
 
 
+@pytest.mark.parametrize("local_steps", [1, 3])
+def test_devices_without_a_teb_are_asked_once_in_a_round_and_with_its_first_step(units, local_steps):
+    unit = units(local_steps=local_steps)
+    asked, ask = [], unit.spare_devices.ask
+    unit.spare_devices.ask = lambda plan, mask: (asked.append((unit.faults.round, unit.order.drawn)), ask(plan, mask))
+    train(unit, initial(PLAIN), [1, 2], ONE)
+    assert asked == [(1, 6), (2, 6 * (local_steps + 1))]
+
+
 class OneWord(Examples):
     """Sentences of one word each."""
 

@@ -13,8 +13,10 @@ from client_pipeline.runtime.devices.shared_actor import (
     MemberAbsent,
     SharedActor,
     start_member,
+    start_when_ray_is_up,
 )
 from client_pipeline.runtime.ray.unused_actors import LIVENESS
+from helpers.clocks import Clock
 
 SOON_S = 120.0
 
@@ -211,3 +213,19 @@ def test_a_member_is_asked_for_and_called_by_its_name(around):
     assert options["lifetime"] == "detached" and options["max_concurrency"] > 10_000
     with pytest.raises(AttributeError):
         handle._private  # noqa: B018
+
+
+@pytest.mark.parametrize(("up_after_s", "starts"), [(0.0, True), (1.0, True), (29.0, True), (40.0, False)])
+def test_shared_actors_start_as_soon_as_there_is_a_ray_and_not_at_all_if_none_comes(
+    around, monkeypatch, up_after_s, starts
+):
+    clock = Clock()
+    begun = clock.now
+    around.is_initialized = lambda: clock.now >= begun + up_after_s
+    monkeypatch.setattr(shared_actor, "time", clock)
+    start_when_ray_is_up(["a", "b"], 60.0, ["json"], timeout_s=30.0)
+    assert [(name, actor.calls) for name, actor in around.actors.items()] == (
+        [("a", [("load", ["json"])]), ("b", [("load", ["json"])])] if starts else []
+    )
+    # Looks often: a run waits for them.
+    assert 0 <= clock.now - begun - min(up_after_s, 30.0) <= 2.0

@@ -60,6 +60,12 @@ def test_a_device_that_holds_one_teb_gets_one_and_one_that_holds_none_gets_none(
         ProportionalReplan(speed=(1.0,) * 4, capacity=(1, 1, 0, 3))(plan, range(4), {})
 
 
+def test_a_device_that_holds_none_is_no_segment_however_fast_it_is():
+    replan = ProportionalReplan(speed=(9.0, 2.0, 2.0, 2.0), capacity=(0, 6, 6, 6))
+    plan = replan(PLAN, range(4), {})
+    assert (plan.delta, plan.order) == ((0, 2, 2, 2), (1, 2, 3))
+
+
 def test_shares_are_as_near_to_the_speeds_as_whole_tebs_can_be():
     """Every other split of as many TEBs misses some device's share by more, in sum of squares."""
     generator = random.Random(4)

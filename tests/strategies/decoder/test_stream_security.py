@@ -9,7 +9,9 @@ from dataclasses import replace
 
 import grpc
 import pytest
+import torch
 
+from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.address import METHOD, SERVICE
 from client_pipeline.link.base import LinkError
 from client_pipeline.link.reopened_connection import DecoderConnection
@@ -26,6 +28,7 @@ from helpers.decoder_cases import (
 from helpers.patience import eventually
 from helpers.raw_streams import call, hello
 from strategies.decoder.limits import WRONG_HELLOS, HelloGuard, TooManyHellos, peer_name
+from strategies.decoder.step_limits import StepLimits
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +186,23 @@ def test_a_step_has_no_more_micro_batches_and_examples_than_a_batch():
             assert f"a step has at most {found}" in details, round_
             service.finish_round()
         assert_still_serves(service, 3)
+
+
+def test_bytes_that_no_row_of_the_codec_has_are_refused_where_the_width_is_not_known():
+    with service_of(num_clusters=1) as service:
+        codec, limits = service.codec, service.limits
+        service.codec = service.reception.codec = ActivationCodec("int8")
+        service.limits = StepLimits()
+        address = service.open_round(1, [0], 1)[0]
+        # A scale, and no number.
+        frame = first_frame(hidden=batch_of(0, 3)[0][..., :4].to(torch.uint8))
+        code, details = call(address, hello(address, codec="int8"), frame)
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert "hidden: expected the codec int8, bytes [B, T, row], found torch.uint8" in details
+        service.finish_round()
+        service.codec = service.reception.codec = codec
+        service.limits = limits
+        assert_still_serves(service, 2)
 
 
 def test_frames_that_come_too_fast_wait():

@@ -7,7 +7,7 @@ import pytest
 
 from helpers.instances import random_instance
 from strategies.dssda.instance_file import parse_instance
-from strategies.dssda.least_band import delay_alone
+from strategies.dssda.least_band import _Need, delay_alone
 from strategies.dssda.planner import plan_round
 from strategies.dssda.segments import segment_tables
 from strategies.dssda.split_band import _PriceSearch, plan_split_band
@@ -111,3 +111,15 @@ def test_the_least_band_that_is_tried_is_a_millionth_of_all_and_the_largest_is_a
     narrow, wide = _PriceSearch(instance, []).grid(answer, np.array([2e-6, 1 - 2e-6]) * band, 1.25)
     assert narrow[0] == pytest.approx(1e-6 * band) and narrow[-1] == wide[-1] == band
     assert np.diff(np.log(narrow)).max() < 0.3
+
+
+def test_a_cluster_whose_steps_end_at_the_deadline_can_upload_in_no_band():
+    instance = drawn(80, delay=True)
+    # One bit, which takes next to no band in a second.
+    clusters = [replace(c, up=replace(c.up, e_bits=1.0, t_bits=1.0)) for c in instance.clusters]
+    instance = replace(instance, clusters=tuple(clusters))
+    offered = [list(table.offered)[:1] for table in segment_tables(instance)]
+    need = _Need(instance, offered, instance.band_hz)
+    ends = [instance.steps * choices[0].pipeline_s for choices in offered]
+    for n, end in enumerate(ends):
+        assert np.isinf(need._hertz(end)[n]).all() and np.isfinite(need._hertz(end + 1.0)[n]).all()

@@ -194,3 +194,8 @@ def test_the_largest_power_of_a_budget_keeps_it_and_the_next_number_does_not():
     assert np.all(found[none] <= 0.0)
     free = energy(largest) <= budget
     assert free.any() and np.array_equal(found[free], largest[free])
+
+
+def test_a_budget_that_the_largest_power_meets_exactly_leaves_all():
+    largest = np.array([1e-3, 0.7, 5.0])
+    assert np.array_equal(largest_within_budget(largest, np.ones(3), np.expm1(largest) / largest), largest)

@@ -92,7 +92,6 @@ _TESTS: dict[str, str] = {
     "client_pipeline/runtime/control_unit/cluster_checkpoint.py": "cluster_checkpoint control_unit",
     "client_pipeline/runtime/config.py": "config",
     "client_pipeline/runtime/control_unit/own_labels.py": "own_labels_stream runtime_in_threads",
-    "client_pipeline/runtime/ray/ray_tensors.py": "ray_tensors runtime_in_threads",
     "client_pipeline/runtime/control_unit/control_unit.py": "control_unit steps_after_a_doubt runtime_in_threads",
     "client_pipeline/runtime/control_unit/data_order.py": "data_order",
     "client_pipeline/runtime/transport/deadline.py": "deadline",

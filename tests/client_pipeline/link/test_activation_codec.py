@@ -59,6 +59,19 @@ def test_a_row_says_how_wide_it_is(name, width):
         codec.decode(torch.zeros(1, 1, 4, dtype=torch.uint8))
 
 
+@pytest.mark.parametrize(("name", "multiple"), [("fp16", 1), ("int8", 1), ("int4", 2), ("int2", 4)])
+def test_a_row_that_no_width_has_is_refused(name, multiple):
+    codec = ActivationCodec(name)
+    rows_of_widths = {codec.row_bytes(width) for width in range(multiple, 400, multiple)}
+    taken = set()
+    for row in range(4, 60):
+        try:
+            taken.add(codec.decode(torch.zeros(1, 1, row, dtype=torch.uint8)).numel() and row)
+        except ValueError as error:
+            assert f"expected the codec {name}" in str(error)
+    assert taken == rows_of_widths & set(range(4, 60))
+
+
 def test_few_bits_need_a_width_that_fills_bytes():
     with pytest.raises(ValueError, match="int2 packs 4 numbers in a byte, found a model of width 6; use int8"):
         ActivationCodec("int2").row_bytes(6)

@@ -117,6 +117,20 @@ def test_memory_that_is_met_with_equality_is_enough():
     assert segment_table(parse_instance(raw, "case"), 0).choices[3].delta == (2, 2, 2)
 
 
+def test_a_size_that_is_as_fast_as_a_smaller_one_and_costs_no_less_is_left_out():
+    raw = random_instance(np.random.default_rng(2), num_clusters=1, num_devices=2, latency="eq15", tail="none")
+    raw |= {"L": 2, "S_min": 1, "S_max": None, "energy": "none", "m_set": [1], "b": 8}
+    raw["work"]["t0"] = 0.0
+    raw["act"] |= {"z_bits": 0.0, "g_bits": 0.0, "lat": 0.0}
+    cluster = raw["clusters"][0]
+    cluster |= {"wS": 0.0, "wS2": 0.0, "devices": [cluster["devices"][0] | {"mem": 1e12}] * 2}
+    expected = best_pipelines(raw, 0)
+    assert expected[1] == expected[2]
+    assert list(segment_table(parse_instance(raw, "equal"), 0).choices) == [1]
+    cluster["wS"] = -1.0
+    assert list(segment_table(parse_instance(raw, "cheaper"), 0).choices) == [1, 2]
+
+
 def test_of_devices_without_links_the_bound_of_every_m_and_size_is_its_time():
     """A bound that is too low changes no plan, but has the search try every m."""
     raw = random_instance(np.random.default_rng(2), num_clusters=1, num_devices=3, latency="eq15", tail="none")

@@ -189,14 +189,15 @@ def asked(ray, monkeypatch):
 
 
 def test_a_control_unit_that_says_nothing_is_ended_and_lost(asked, ray, monkeypatch):
-    signals = []
+    signals, ended, end = [], [], actors.end_actor
     monkeypatch.setattr(os, "kill", lambda pid, number: signals.append((pid, number)))
+    monkeypatch.setattr(actors, "end_actor", lambda actor, **more: (ended.append(more), end(actor, **more)))
     unit = Unit("never", looks=99)
     unit.answers["alive"] = PENDING
     with pytest.raises(ControlUnitLost, match="collapipe/new/cluster-3: .* has given no sign of life for 8 s"):
         asked(unit)
-    # Nobody knows its process.
-    assert unit.killed and signals == []
+    # Nobody knows its process; that of a shared actor, which would not dismiss a member, goes with it.
+    assert unit.killed and signals == [] and ended == [{"with_its_process": True}]
 
 
 @pytest.mark.parametrize("error", [ValueError("a plan that does not fit"), FileNotFoundError("no data")])

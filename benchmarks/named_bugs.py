@@ -300,10 +300,10 @@ BUGS = (
     ),
     _bug(
         "the folder of another user's run goes",
-        "flower_app/launch/ray_folders.py",
-        " or status.st_uid != os.geteuid()",
+        "client_pipeline/runtime/ray/ray_folder.py",
+        "status.st_uid == os.geteuid() and ",
         "",
-        "ray_folders.py::test_the_folder_of_another_user_stays_and_that_of_a_killed_run_of_this_one_goes",
+        "ray_folders.py::test_a_folder_of_another_user_stays",
     ),
     _bug(
         "a failure whose log cannot be written is not told",

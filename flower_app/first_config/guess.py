@@ -324,7 +324,7 @@ def _check_single_label(columns: Columns, labels: str) -> None:
 def _check_rated(columns: Columns) -> None:
     """Refuse conversations with a column that says which of their answers are good."""
     rated = next((name for name in columns if name.lower() in ("label", "labels", "rating", "score")), "")
-    if rated and {_mark(value) for value in columns[rated]} == {"yes", "no"}:
+    if rated and {_mark(value) for value in columns[rated]} <= {"yes", "no"}:
         raise ValueError(
             f"init: the column {rated} says yes or no of each answer (unpaired preference data): CollaPipe has no task "
             "for it yet; keep the good rows alone, or name --task instruction to learn all answers"

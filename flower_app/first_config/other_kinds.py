@@ -20,7 +20,6 @@ _KINDS = (
     ("summaries", (("document", "article", "dialogue", "text"), ("summary", "highlights"))),
 )
 """Name of a kind -> a column of each group stands in its tables."""
-_TRUTHS = {"true", "false", "1", "0", "1.0", "0.0"}
 _CERTAIN = ("text", "texts", "content", "body")
 """Names of columns that hold the texts, whatever else is there."""
 _WORDS = 3
@@ -35,12 +34,6 @@ def refuse_other_kinds(columns: Columns, are_classes: Callable[[Sequence[Any]], 
         if all(fitting) and (len(fitting) < 2 or not are_classes(columns[fitting[-1]])):
             also = [names[name] for name in ("system", "input", "context") if name in names]
             raise _refusal(kind, list(dict.fromkeys([*fitting, *also])))
-    rated = [names.get(name, "") for name in ("prompt", "completion", "label")]
-    if all(rated) and {str(value).lower() for value in columns[rated[-1]]} <= _TRUTHS:
-        raise ValueError(
-            f"preference data (columns {', '.join(rated)}, true or false of each completion): CollaPipe has no task "
-            f"for it yet; to learn the good ones as instructions, keep their rows, without the column {rated[-1]}"
-        )
 
 
 def check_written_lists(columns: Columns, chosen: Sequence[str]) -> None:

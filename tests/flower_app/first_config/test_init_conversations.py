@@ -122,7 +122,7 @@ def test_completions_that_are_rated_are_no_instructions(marks):
     rows = [{"prompt": text, "completion": f"It {i} does.", "label": marks[i % 2]} for i, text in enumerate(TEXTS)]
     write_rows("train.jsonl", rows)
     code, told = init("train.jsonl")
-    assert code == 2 and "preference data (columns prompt, completion, label, true or false of each" in told, told
+    assert code == 2 and "unpaired preference data" in told, told
     # Another label is a class of the instruction.
     write_rows("train.jsonl", [row | {"label": "ab"[i % 2]} for i, row in enumerate(rows)])
     assert init("train.jsonl")[0] == 0

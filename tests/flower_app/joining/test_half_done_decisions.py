@@ -16,6 +16,7 @@ from flower_app.joining.join_desk import JoinDesk
 from flower_app.joining.join_folder import JoinFolder
 from flower_app.joining.joined_box import JoiningBox
 from flower_app.joining.newcomer import REQUEST
+from helpers.cut_writes import calls_that_end
 from helpers.joining import edge_folder, joined_by_files
 
 CALLS = ("replace", "unlink", "rmdir")
@@ -27,21 +28,13 @@ class Cut(BaseException):
 
 def cut_at(number, work, monkeypatch):
     """Do the work until the given call that changes a folder; return whether it got so far."""
-    count = 0
 
-    def counted(call):
-        def wrapper(*arguments, **options):
-            nonlocal count
-            count += 1
-            if count == number:
-                raise Cut
-            return call(*arguments, **options)
-
-        return wrapper
+    def end():
+        raise Cut
 
     with monkeypatch.context() as patch:
-        for name in CALLS:
-            patch.setattr(os, name, counted(getattr(os, name)))
+        for name, call in calls_that_end(CALLS, number, end).items():
+            patch.setattr(os, name, call)
         try:
             work()
         except Cut:

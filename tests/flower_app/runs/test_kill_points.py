@@ -10,6 +10,7 @@ from client_pipeline.families.families import build_parts
 from flower_app.node import kept_setup
 from flower_app.runs.run_directory import append_round, read_rounds
 from flower_app.saved_model import load_model, save_model
+from helpers.cut_writes import calls_that_end
 from helpers.tiny_models import SMALL_TRANSFORMER
 
 CALLS = ("replace", "fsync", "unlink", "symlink", "rmdir")
@@ -19,20 +20,8 @@ def killed_at(number, work):
     """Do the work in a process of its own, killed at the given call; returns whether it got so far."""
     process = os.fork()
     if not process:
-        count = 0
-
-        def counted(call):
-            def wrapper(*arguments, **options):
-                nonlocal count
-                count += 1
-                if count == number:
-                    os._exit(9)
-                return call(*arguments, **options)
-
-            return wrapper
-
-        for name in CALLS:
-            setattr(os, name, counted(getattr(os, name)))
+        for name, call in calls_that_end(CALLS, number, lambda: os._exit(9)).items():
+            setattr(os, name, call)
         status = 1
         try:
             work()

@@ -176,13 +176,14 @@ class PlannedStrategy(Strategy):
         averaged = self.averaged and arrays is not None
         in_average = {reply.metadata.src_node_id for reply in counted if averaged and not reply.has_error()}
         self.uncounted = {state.cluster for node, state in state_of.items() if node not in in_average}
-        trained, compared = set(), []
+        trained, compared, computed = set(), [], {}
         for reply in counted:
             if reply.has_error():
                 continue
             state = state_of[reply.metadata.src_node_id]
             trained.add(state.cluster)
             report = read_report(reply)
+            computed[state.cluster] = min(report.get("computed_steps", self.local_steps), self.local_steps)
             raw_state = report.get("state")
             state.note_round(read_metric(reply, LOSS_KEY), ClusterState.from_dict(raw_state) if raw_state else None)
             if self.planner.adaptation is not None and "measured" in report:
@@ -190,7 +191,7 @@ class PlannedStrategy(Strategy):
         gamma = self.planner.settle(decision, trained)
         # Virtual time is the scenario's, whatever the plan was made by.
         virtual = decision.as_declared()
-        costs = round_costs(virtual, type(self).work, [s.cluster in trained for s in self.clusters])
+        costs = round_costs(virtual, type(self).work, [s.cluster in trained for s in self.clusters], computed)
         adaptation = self.planner.adaptation
         adapted = {} if adaptation is None else adaptation.record() | {"predictions": compared}
         self.record = {

@@ -75,7 +75,7 @@ def build_block(spec: ModelSpec, index: int, base: FrozenBase | None = None) -> 
     block = _part(spec, f"blocks.{index}", base)
     if spec.lora is not None:
         with undisturbed():
-            block = lora.adapt_block(block, spec.lora)
+            block = lora.adapt_block(block, spec.lora, index)
     if base is not None and spec.low_bits:
         fill_low_bits(compress(block, spec.base_dtype), base)
         base.release()
@@ -88,7 +88,7 @@ def build_head(spec: ModelSpec) -> nn.Module:
     if spec.lora is None:
         return head
     with undisturbed():
-        return lora.adapt_head(head, spec.lora)
+        return lora.adapt_head(head, spec.lora, family_named(spec.family).num_blocks(spec))
 
 
 def _part(spec: ModelSpec, name: str, weights: Mapping[str, Tensor] | None) -> nn.Module:

@@ -53,20 +53,22 @@ def adapt(parts: ModelParts, config: LoraConfig, seed: int) -> ModelParts:
     """
     parts.embedding.requires_grad_(False)
     with drawn_aside(seed):
-        for block in parts.blocks:
-            adapt_block(block, config)
-        adapt_head(parts.head, config)
+        for index, block in enumerate(parts.blocks):
+            adapt_block(block, config, index)
+        adapt_head(parts.head, config, len(parts.blocks))
     return replace(parts, spec=replace(parts.spec, lora=config))
 
 
-def adapt_block(block: nn.Module, config: LoraConfig) -> nn.Module:
-    """Freeze a TEB and put fresh adapters into it, in place.
+def adapt_block(block: nn.Module, config: LoraConfig, index: int) -> nn.Module:
+    """Freeze a block and put fresh adapters into it, in place; ``index`` counts TEBs and then the server's blocks.
 
     Raises
     ------
     ValueError
         If it has no layer of a name in ``lora.targets``; the message lists those that it has.
     """
+    if index < config.first_block:
+        return block.requires_grad_(False)
     from peft import LoraConfig as PeftConfig, inject_adapter_in_model
     from transformers.pytorch_utils import Conv1D
 
@@ -104,26 +106,32 @@ def _targets(config: LoraConfig, linear: Sequence[str]) -> list[str]:
     return [path for name in names for path in layers_of(name)]
 
 
-def adapt_head(head: nn.Module, config: LoraConfig) -> nn.Module:
+def adapt_head(head: nn.Module, config: LoraConfig, num_blocks: int) -> nn.Module:
     """Freeze what a head reads from a frozen embedding; put fresh adapters into its blocks, if it is to have some.
 
     Raises
     ------
     ValueError
-        If it has no blocks, or is a classifier.
+        If it has no blocks or is a classifier, or no block has adapters and nothing of the head is trained.
     """
+    of_head = head_blocks(head) if config.freezes_head else []
+    if config.first_block > (most := num_blocks + max(len(of_head) - 1, 0)):
+        raise ValueError(
+            f"lora.first-block: expected at most {most}, of {num_blocks} TEBs"
+            + (f" and {len(of_head)} blocks with adapters on the server" if of_head else "")
+            + f", found {config.first_block}"
+        )
     if config.freezes_head:
         if isinstance(head, ClassifierHead):
             raise ValueError('lora.head: "adapters" would freeze the classifier, which is new; set lora.head = "whole"')
-        blocks = head_blocks(head)
-        if not blocks:
+        if not of_head:
             raise ValueError(
                 'lora.head: "adapters" go into the blocks that the server keeps of a decoder-only model, found none; '
                 'set model.decoder-layers to 1 or more, or lora.head = "whole"'
             )
         head.requires_grad_(False)
-        for block in blocks:
-            adapt_block(block, config)
+        for index, block in enumerate(of_head, num_blocks):
+            adapt_block(block, config, index)
     return untie(head)
 
 

@@ -124,6 +124,22 @@ class DecoderLink(Protocol):
         ...
 
 
+class KeepingLink(DecoderLink, Protocol):
+    """A link to a server that keeps activations."""
+
+    def name_examples(self, micro_batch: int, names: Sequence[str]) -> None:
+        """Name the examples of a micro-batch that will be sent, for a server that keeps their activations."""
+        ...
+
+    def recall(self, micro_batch: int, names: Sequence[str], weight: float) -> None:
+        """Have the server take one micro-batch, of a weight, of examples that it keeps."""
+        ...
+
+    def receive_loss(self) -> tuple[int, float, float | None]:
+        """Wait for number, loss_sum and norm_sq of the next micro-batch, whose activations the server keeps."""
+        ...
+
+
 class ForwardingLink:
     """A link that hands everything on to another one; a subclass overrides what differs."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 UPDATES = ("none", "fp16", "int8", "top-k")
@@ -23,6 +24,9 @@ class CompressionConfig:
     ``int8`` numbers with a scale for each token; ``int4`` or ``int2`` ones with a scale for each 32 numbers, too."""
     stream: str = ""
     """The same of the decoder's stream alone; empty: as ``activations``."""
+    cache_gb: float = 0.0
+    """Room for activations on the server's disk, for each cluster, whose TEBs are all frozen (``lora.first-block``):
+    each example's are sent once, and kept until the run ends. 0: they are sent in every step [GiB]."""
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
@@ -31,6 +35,8 @@ class CompressionConfig:
                 raise ValueError(f"compression.{name}: expected one of {', '.join(known)}, found {value!r}")
         if self.stream and self.stream not in ACTIVATIONS:
             raise ValueError(f"compression.stream: expected one of {', '.join(ACTIVATIONS)}, found {self.stream!r}")
+        if not (math.isfinite(self.cache_gb) and self.cache_gb >= 0):
+            raise ValueError(f"compression.cache-gb: expected a number of 0 or more, found {self.cache_gb}")
         if not 0 < self.density <= 1:
             raise ValueError(f"compression.density: expected a number in (0, 1], found {self.density}")
 

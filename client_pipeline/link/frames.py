@@ -9,7 +9,8 @@ Up, from a CU::
     hello        version, token, round, cluster, codec (absent: none)
     tied         round, step, name, start (first row), attempt                  rows [R,...]
     micro_batch  round, step, micro_batch, num_micro_batches, weight, seed,   hidden [B,T,D], mask [B,T],
-                 total_weight (first of a step), attempt                      target.<name> [B,...]
+                 total_weight (first of a step), attempt, names               target.<name> [B,...]
+    recall       as micro_batch
     forward      round, step, micro_batch, num_micro_batches, weight, seed,   hidden [B,T,D], mask [B,T]
                  total_weight (first of a step), attempt
     states_gradient round, step, micro_batch, attempt                         gradient [B,T,D]
@@ -21,9 +22,11 @@ Up, from a CU::
 
 Down, from the decoder::
 
-    welcome      version, decoder_sync, resume, step, closed
+    welcome      version, decoder_sync, resume, step, closed, store
     gradient     round, step, micro_batch, loss_sum, norm_sq (last of a step),  gradient [B,T,D]
                  attempt
+    loss         round, step, micro_batch, loss_sum, norm_sq (last of a step),
+                 attempt, kept
     states       round, step, micro_batch, attempt                              states [B,T,D]
     tied_gradient round, step, name, start (first row), attempt                 rows [R,...]
     step_applied round, step
@@ -32,6 +35,11 @@ Down, from the decoder::
 Where labels stay in the clusters, ``forward`` takes the place of ``micro_batch``. The decoder answers with ``states``
 after its blocks, and with ``gradient`` once ``states_gradient``, of the loss that the control unit computes, has come;
 its ``loss_sum`` is 0: no loss is sent.
+
+Where no TEB of a cluster is trained and the server keeps activations, ``micro_batch`` names its examples (``names``,
+separated by commas), and the answer is ``loss``: no gradient comes back, and ``kept`` says (1) that they may be asked
+for. ``recall`` then takes the place of ``micro_batch`` and brings the names alone. ``store`` of the welcome names the
+store.
 
 ``tied`` frames come before the first micro-batch of every step after a round's first: with the first the decoder knows
 the value, which is that of the round. ``tied_gradient`` frames come after the last gradient of a step. ``hidden``,
@@ -95,7 +103,8 @@ _ROWS: _Fields = {"round": (int, 1), "step": (int, 1), "name": (str, None), "sta
 _FIELDS: dict[str, _Fields] = {
     "hello": {"version": (int, 0), "token": (str, None), "round": (int, 1), "cluster": (int, 0), "codec?": (str, None)},
     "tied": _ROWS,
-    "micro_batch": _MICRO_BATCH,
+    "micro_batch": {**_MICRO_BATCH, "names?": (str, None)},
+    "recall": {**_MICRO_BATCH, "names": (str, None)},
     "forward": _MICRO_BATCH,
     "states_gradient": _STATES,
     "step_end": {"round": (int, 1), "step": (int, 1), "scale": (float, 0)},
@@ -109,8 +118,10 @@ _FIELDS: dict[str, _Fields] = {
         "resume?": (str, None),
         "step?": (int, 1),
         "closed?": (int, 0),
+        "store?": (str, None),
     },
     "gradient": {**_STATES, "loss_sum": (float, None), "norm_sq?": (float, 0)},
+    "loss": {**_STATES, "loss_sum": (float, None), "norm_sq?": (float, 0), "kept": (int, 0)},
     "states": _STATES,
     "tied_gradient": _ROWS,
     "step_applied": {"round": (int, 1), "step": (int, 1)},

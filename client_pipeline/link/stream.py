@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.address import DecoderAddress, LinkCertificates
 from client_pipeline.link.base import Cut, Gradient, LinkError, States
 from client_pipeline.link.frames import PROTOCOL_VERSION, TARGET_PREFIX, Frame, FrameError, decode, encode
+from client_pipeline.link.kept_examples import KeptExamples
 from client_pipeline.link.reopened_connection import DecoderConnection
 from client_pipeline.link.tied import TiedRows, pieces
 from client_pipeline.partition.dropout_seed import StepId
@@ -34,12 +36,19 @@ class DecoderStream:
     answers that come twice are dropped, and bytes count once for each frame, known by round, step and micro-batch.
     """
 
-    def __init__(self, address: DecoderAddress, certificates: LinkCertificates, codec: ActivationCodec) -> None:
+    def __init__(
+        self,
+        address: DecoderAddress,
+        certificates: LinkCertificates,
+        codec: ActivationCodec,
+        kept: KeptExamples | None = None,
+    ) -> None:
         self.address = address
         self.codec = codec
         self.is_remote = True
         self.decoder_sync = ""
         """``step`` or ``round``, as the decoder said in its welcome."""
+        self.kept = kept
         self.bytes_up = self.bytes_down = self.payload_up = self.payload_down = 0
         self._step: StepId | None = None
         self._attempt = 0
@@ -51,6 +60,8 @@ class DecoderStream:
         self._shapes: dict[int, tuple[int, ...]] = {}
         """Shapes of the activations of each micro-batch whose gradient is still to come."""
         self._num_gradients = 0
+        self._example_names: dict[int, Sequence[str]] = {}
+        """Names of each micro-batch's examples, for the server to keep, until its answer has come."""
         self._num_ended_steps = 0
         self._names = threading.Lock()
         self._counted: set[tuple[Any, ...]] = set()
@@ -69,6 +80,7 @@ class DecoderStream:
         address: DecoderAddress,
         certificates: LinkCertificates | None = None,
         codec: ActivationCodec = ActivationCodec(),  # noqa: B008 (it is frozen)
+        kept: KeptExamples | None = None,
     ) -> DecoderStream:
         """Connect, say hello and wait for the welcome.
 
@@ -77,6 +89,7 @@ class DecoderStream:
         address : the decoder's
         certificates : the CU's own
         codec : how activations and gradients travel; the decoder refuses any other than its own
+        kept : examples whose activations the server keeps; None: it keeps none, and answers with gradients
 
         Raises
         ------
@@ -85,11 +98,13 @@ class DecoderStream:
         ValueError
             If a certificate file cannot be read.
         """
-        stream = cls(address, certificates or LinkCertificates(), codec)
+        stream = cls(address, certificates or LinkCertificates(), codec, kept)
         try:
             welcome = stream._take(("welcome",), "its welcome", address.join_timeout_s).header
             stream.decoder_sync = str(welcome["decoder_sync"])
             stream._connection.resume_with(str(welcome.get("resume", "")))
+            if kept is not None:
+                kept.of_store(str(welcome.get("store", "")))
         except BaseException:
             stream.abort()
             raise
@@ -114,6 +129,7 @@ class DecoderStream:
             self._answer_names.clear()
         self._step, self._num_micro_batches, self._total_weight = step, num_micro_batches, float(total_weight)
         self._shapes.clear()
+        self._example_names.clear()
         self._num_gradients = 0
 
     def send_tied(self, tied: Mapping[str, Tensor]) -> None:
@@ -145,14 +161,29 @@ class DecoderStream:
     def send(self, micro_batch: int, hidden_BTD: Tensor, mask_BT: Tensor, targets: Mapping[str, Tensor]) -> None:
         """Send activations, mask and targets of one micro-batch; returns before they have arrived."""
         named = {f"{TARGET_PREFIX}{name}": tensor for name, tensor in targets.items()}
-        self._send("micro_batch", micro_batch, hidden_BTD, {"mask": mask_BT, **named}, target_weight(targets))
+        beside, names = {"mask": mask_BT, **named}, self._example_names.get(micro_batch, ())
+        self._send("micro_batch", micro_batch, hidden_BTD, beside, target_weight(targets), names)
+
+    def name_examples(self, micro_batch: int, names: Sequence[str]) -> None:
+        """Name the examples of a micro-batch that :meth:`send` will send, for the server to keep."""
+        self._example_names[micro_batch] = names
+
+    def recall(self, micro_batch: int, names: Sequence[str], weight: float) -> None:
+        """Have the server take one micro-batch of examples that it keeps; :meth:`receive_loss` follows."""
+        self._send("recall", micro_batch, None, {}, weight, names)
 
     def send_forward(self, micro_batch: int, hidden_BTD: Tensor, mask_BT: Tensor, weight: float) -> None:
         """Send activations and mask of one micro-batch whose targets, of a weight, stay here."""
         self._send("forward", micro_batch, hidden_BTD, {"mask": mask_BT}, weight)
 
     def _send(
-        self, kind: str, micro_batch: int, hidden_BTD: Tensor, beside: Mapping[str, Tensor], weight: float
+        self,
+        kind: str,
+        micro_batch: int,
+        hidden_BTD: Tensor | None,
+        beside: Mapping[str, Tensor],
+        weight: float,
+        names: Sequence[str] = (),
     ) -> None:
         if self._step is None:
             raise self._error("a micro-batch was sent before begin_step")
@@ -168,6 +199,11 @@ class DecoderStream:
         }
         if self._total_weight is not None:
             header["total_weight"], self._total_weight = self._total_weight, None
+        if names:
+            header["names"] = ",".join(names)
+        if hidden_BTD is None:
+            self._put(header)
+            return
         self._shapes[micro_batch] = tuple(hidden_BTD.shape)
         self._put(header, {"hidden": self.codec.encode(hidden_BTD), **beside})
 
@@ -179,7 +215,13 @@ class DecoderStream:
         self._put({"kind": "states_gradient", **place}, {"gradient": self.codec.encode(gradient_BTD)})
 
     def receive(self) -> Gradient:
-        """Wait for the gradient of the next micro-batch."""
+        """Wait for the gradient of the next micro-batch; zeros where the server keeps its activations."""
+        if self.kept is not None:
+            micro_batch, loss_sum, norm_sq = self.receive_loss()
+            if (shape := self._shapes.pop(micro_batch, None)) is None:
+                raise self._error(f"the loss of micro-batch {micro_batch} came before its activations were sent")
+            zeros = torch.zeros(shape)
+            return Gradient(micro_batch=micro_batch, tensor=zeros, loss_sum=loss_sum, norm_sq=norm_sq)
         answer = self._receive(("gradient",))
         assert isinstance(answer, Gradient)
         return answer
@@ -188,22 +230,41 @@ class DecoderStream:
         """Wait for the states of a micro-batch, or the gradient of the next one."""
         return self._receive(("states", "gradient"))
 
-    def _receive(self, kinds: tuple[str, ...]) -> States | Gradient:
+    def receive_loss(self) -> tuple[int, float, float | None]:
+        """Wait for the number, loss_sum and norm_sq (see :class:`Gradient`) of the next micro-batch without gradient.
+
+        That its examples are kept is noted.
+        """
+        header = self._next(("loss",)).header
+        self._num_gradients += 1
+        names = self._example_names.pop(header["micro_batch"], ())
+        if header["kept"] and self.kept is not None:
+            self.kept.add(names)
+        norm_sq = header.get("norm_sq")
+        return header["micro_batch"], float(header["loss_sum"]), None if norm_sq is None else float(norm_sq)
+
+    def _next(self, kinds: tuple[str, ...]) -> Frame:
+        """Wait for an answer, which is of the next micro-batch unless it brings states."""
         step, next_micro_batch = self._step, self._num_gradients
         if step is None:
             raise self._error("a gradient was awaited before begin_step")
-        awaited = f"the gradient of micro-batch {next_micro_batch}, step {step.step}"
+        awaited = f"the {kinds[-1]} of micro-batch {next_micro_batch}, step {step.step}"
         frame = self._take(kinds, awaited, None)
-        header, is_gradient = frame.header, frame.kind == "gradient"
+        header = frame.header
         if (header["round"], header["step"]) != (step.round, step.step) or (
-            is_gradient and header["micro_batch"] != next_micro_batch
+            frame.kind != "states" and header["micro_batch"] != next_micro_batch
         ):
             raise self._error(f"expected {awaited}, found another {frame.kind}")
+        return frame
+
+    def _receive(self, kinds: tuple[str, ...]) -> States | Gradient:
+        frame = self._next(kinds)
+        header, is_gradient = frame.header, frame.kind == "gradient"
         micro_batch, wire = header["micro_batch"], frame.tensors[frame.kind]
         shape = self._shapes.pop(micro_batch, None) if is_gradient else self._shapes.get(micro_batch)
         if shape is None or (tuple(wire.shape), wire.dtype) != self.codec.wire(shape):
             # Before it is decoded: bytes of another shape could become many times as much.
-            what = awaited if is_gradient else f"the states of micro-batch {micro_batch}, step {step.step},"
+            what = f"the {frame.kind} of micro-batch {micro_batch}, step {header['step']},"
             activations = "before they were sent" if shape is None else f"of shape {list(shape)}"
             raise self._error(f"{what} is {wire.dtype} {list(wire.shape)}, for activations {activations}")
         tensor = self.codec.decode(wire)
@@ -211,7 +272,7 @@ class DecoderStream:
             return States(micro_batch=micro_batch, tensor=tensor)
         self._num_gradients += 1
         return Gradient(
-            micro_batch=next_micro_batch,
+            micro_batch=micro_batch,
             tensor=tensor,
             loss_sum=float(header["loss_sum"]),
             norm_sq=header.get("norm_sq"),
@@ -325,7 +386,7 @@ class DecoderStream:
                 self.payload_down += frame.payload_bytes
             if frame.kind == "step_applied":
                 self._confirm(int(frame.header["step"]))
-            elif frame.kind in ("states", "gradient", "tied_gradient") and not self._is_due(frame.header):
+            elif frame.kind in ("states", "gradient", "loss", "tied_gradient") and not self._is_due(frame.header):
                 continue
             elif frame.kind in kinds:
                 return frame

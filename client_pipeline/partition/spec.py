@@ -49,6 +49,8 @@ class LoraConfig:
     head: str = "whole"
     """Server's training of a decoder-only model: ``whole``, its blocks, norm and output layer; or ``adapters`` in its
     blocks, the rest frozen: gradient and optimizer state of an output layer are many times its TEBs'."""
+    first_block: int = 0
+    """First block with adapters, from 0, the server's counted on after the TEBs; those below stay as they are."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be built."""
@@ -64,6 +66,8 @@ class LoraConfig:
             raise ValueError(f"lora.average: expected one of {', '.join(LORA_AVERAGES)}, found {self.average!r}")
         if self.head not in LORA_HEADS:
             raise ValueError(f"lora.head: expected one of {', '.join(LORA_HEADS)}, found {self.head!r}")
+        if self.first_block < 0:
+            raise ValueError(f"lora.first-block: expected 0 or more, found {self.first_block}")
         if self.cluster_ranks:
             self._check_cluster_ranks()
 
@@ -154,6 +158,8 @@ class ModelSpec:
             del values["lora"]["average"], values["lora"]["cluster_ranks"]
         if self.lora is not None and not self.lora.freezes_head:
             del values["lora"]["head"]
+        if self.lora is not None and not self.lora.first_block:
+            del values["lora"]["first_block"]
         return json.dumps(values, sort_keys=True)
 
     @classmethod

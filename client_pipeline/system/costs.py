@@ -94,8 +94,8 @@ def teb_costs(spec: ModelSpec, sequence_length: int, *, index: int = 0, recomput
 def all_teb_costs(spec: ModelSpec, sequence_length: int, *, recompute: bool = False) -> tuple[TebCosts, ...]:
     """Count all TEBs of a model, (L,); each kind once. See :func:`teb_costs`.
 
-    Only decoder-only models have several kinds: of others TEB 0 stands for all, and one with more or less than the rest
-    (DeBERTa's convolution) is not told apart.
+    Of models that are not decoder-only one TEB stands for all, and one with more or less than the rest (DeBERTa's
+    convolution) is not told apart; but those without adapters (``lora.first-block``) are from those with some.
     """
     kinds = _kinds(spec.to_json(), sequence_length)
     counted = {i: teb_costs(spec, sequence_length, index=i, recompute=recompute) for i in dict.fromkeys(kinds)}
@@ -110,12 +110,15 @@ def _kinds(spec_json: str, sequence_length: int) -> tuple[int, ...]:
     from client_pipeline.families.registry import family_named, is_decoder_only, library_family
 
     spec = ModelSpec.from_json(spec_json)
+    first_adapted = spec.lora.first_block if spec.lora else 0
     if not is_decoder_only(spec.family):
-        return (0,) * family_named(spec.family).num_blocks(spec)
+        num_blocks = family_named(spec.family).num_blocks(spec)
+        return tuple(first_adapted if i >= first_adapted else 0 for i in range(num_blocks))
     family, first = library_family(spec.family), dict[str, int]()
     x_BTD = torch.empty(1, sequence_length, family.width(spec), device="meta")
     blocks = family.unfilled_parts(spec).blocks
-    return tuple(first.setdefault(_kind(block, i, x_BTD), i) for i, block in enumerate(blocks))
+    kinds = (f"{i >= first_adapted} {_kind(block, i, x_BTD)}" for i, block in enumerate(blocks))
+    return tuple(first.setdefault(kind, i) for i, kind in enumerate(kinds))
 
 
 def _kind(block: Any, index: int, x_BTD: Tensor) -> str:

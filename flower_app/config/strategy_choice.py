@@ -53,6 +53,7 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
     """
     cls = strategy_class(config.strategy)
     _check_frozen_head(config)
+    _check_cache(config, scenario.planner.num_blocks)
     _check_joining(config, scenario, takes_aggregator=traits_of(cls).takes_aggregator)
     own_policy = cls.own_policy(config.seed) if issubclass(cls, PlannedStrategy) else None
     chooses_policy = issubclass(cls, PlannedStrategy) and own_policy is None
@@ -126,6 +127,29 @@ def _check_frozen_head(config: RunConfig) -> None:
         raise ValueError(
             f"lora.head: {config.lora.head} needs a head that the server trains, found {key} = {value!r}; leave "
             f"one of them out"
+        )
+
+
+def _check_cache(config: RunConfig, num_blocks: int) -> None:
+    """Refuse to keep activations on the server that change from step to step, or that it is not sent."""
+    if not config.compression.cache_gb:
+        return
+    key, found, remedy = "", "", ""
+    if not config.traits.decoder_on_server or config.labels_stay:
+        key, found = ("split.labels", config.split.labels) if config.labels_stay else ("strategy", config.strategy)
+        remedy = "leave it out: only a server that has the labels can do without the gradients of activations"
+    elif config.model.trainable != "lora" or config.lora.first_block < num_blocks:
+        first = config.lora.first_block if config.model.trainable == "lora" else 0
+        key, found = "lora.first-block", str(first)
+        remedy = f'set model.trainable = "lora" and lora.first-block to the {num_blocks} TEBs of a cluster, or more'
+    elif config.task.name == "masked-lm":
+        key, found, remedy = "task.name", config.task.name, "leave it out: each step hides other tokens"
+    elif config.costs == "measured":
+        key, found, remedy = "costs", config.costs, 'set costs = "model": most steps have nothing that is measured'
+    if key:
+        raise ValueError(
+            f"compression.cache-gb: {config.compression.cache_gb:g} keeps activations that never change, found "
+            f"{key} = {found}; {remedy}"
         )
 
 

@@ -117,12 +117,14 @@ def prepare(config: RunConfig, run_dir: Path) -> PreparedRun:
     if config.data.packing:
         check_packing(prepared_task.spec)
     # The masks of dropout are drawn for each micro-batch.
-    if config.runtime.fused_micro_batches > 1 and (rates := dropouts(prepared_task.spec)):
-        rate_texts = ", ".join(f"{name} = {rate:g}" for name, rate in rates.items())
-        raise ValueError(
-            f"runtime.fused-micro-batches = {config.runtime.fused_micro_batches}: expected a model without dropout, "
-            f"found {rate_texts}; set runtime.fused-micro-batches to 1, or dropout to 0"
-        )
+    cached, fused = config.compression.cache_gb, config.runtime.fused_micro_batches
+    for key, value, plain in (("runtime.fused-micro-batches", fused, 1), ("compression.cache-gb", cached, 0)):
+        if value > plain and (rates := dropouts(prepared_task.spec)):
+            rate_texts = ", ".join(f"{name} = {rate:g}" for name, rate in rates.items())
+            raise ValueError(
+                f"{key} = {value:g}: expected a model without dropout, found {rate_texts}; set {key} to {plain}, or "
+                "dropout to 0"
+            )
     parts = prepared_task.build(config.seed)
     scenario = training_scenario(config, prepared_task.spec).first(num_clusters)
     check_shared_matrices(

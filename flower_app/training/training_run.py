@@ -40,6 +40,7 @@ from flower_app.training.server_faults import ServerFaults
 from strategies.aggregation.accountant import PrivacyAccountant
 from strategies.clusters import ClusterState
 from strategies.collapipe import CollaPipe
+from strategies.decoder.kept_activations import KeptActivations
 from strategies.decoder.service import DecoderService
 from strategies.decoder.step_limits import StepLimits
 from strategies.decoder.trainer import DecoderTrainer
@@ -153,6 +154,7 @@ def decoder_service(run: PreparedRun, news: LiveNews | None = None) -> DecoderSe
             unit=run.scenario.planner.num_blocks,
             precision=config.runtime.precision,
             accelerator=find_accelerator(config.runtime.accelerator, training_bytes(run.parts.head_on_server)),
+            answers_gradients=not config.compression.cache_gb,
         ),
         decoder_sync=config.sync,
         join_timeout_s=config.decoder.join_timeout,
@@ -166,7 +168,8 @@ def decoder_service(run: PreparedRun, news: LiveNews | None = None) -> DecoderSe
     limits = StepLimits.of(run.parts.spec, most, config.data.max_length, config.data.packing)
     listener = {} if news is None else {"on_news": news.hear}
     base = run.frozen if isinstance(run.frozen, BaseWeights) else None
-    return DecoderService(config.decoder, trainer, run.num_clusters, codec, limits, base=base, **listener)
+    kept = KeptActivations(int(config.compression.cache_gb * 2**30)) if config.compression.cache_gb else None
+    return DecoderService(config.decoder, trainer, run.num_clusters, codec, limits, base=base, kept=kept, **listener)
 
 
 def _train_rounds(

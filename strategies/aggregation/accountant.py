@@ -38,20 +38,26 @@ class Sent:
     """Round and step of the micro-batch that came last."""
     step_examples: int = 0
     """Examples of that step."""
+    micro_batch: int = 0
+    """Number of that micro-batch."""
 
     def add(self, step: tuple[int, int], micro_batch: int, mask_BT: Tensor) -> bool:
         """Note a micro-batch, whatever the decoder makes of it; returns whether it begins a step again."""
-        first = micro_batch == 0
-        is_repeat = first and step <= self.step
+        # A step may begin with micro-batches whose activations are here already.
+        is_repeat = step < self.step or (step == self.step and micro_batch <= self.micro_batch)
         self.repeats += is_repeat
-        self.step = step
+        self.step, self.micro_batch = step, micro_batch
         # The mask is not checked yet: examples without lengths count as one token each.
         lengths = (mask_BT != 0).sum(-1) if mask_BT.ndim == 2 else mask_BT.new_ones(mask_BT.shape[:1].numel())
-        self.step_examples = lengths.numel() + (0 if first else self.step_examples)
+        self.count_step(micro_batch, lengths.numel())
         self.examples += lengths.numel()
         self.tokens += int(lengths.sum())
         self.longest = max(self.longest, int(lengths.max()) if lengths.numel() else 0)
         return is_repeat
+
+    def count_step(self, micro_batch: int, examples: int) -> None:
+        """Count examples of a micro-batch to those of its step, whose first one begins the count anew."""
+        self.step_examples = examples + (0 if micro_batch == 0 else self.step_examples)
 
     def count_repeat(self) -> None:
         """Note a step that broke off: its examples may come once more."""

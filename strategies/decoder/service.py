@@ -28,6 +28,7 @@ from client_pipeline.partition.dropout_seed import StepId
 from client_pipeline.weights.base_weights import BaseWeights
 from strategies.aggregation.accountant import Sent
 from strategies.decoder.config import DecoderConfig, check_pair
+from strategies.decoder.kept_activations import NAME_LENGTH, KeptActivations
 from strategies.decoder.limits import Allowance, HelloGuard, TooManyHellos
 from strategies.decoder.member import ClusterSummary, MicroBatch, NotFiniteRefusal, Refusal, Superseded
 from strategies.decoder.reception import OpenStream, Reception
@@ -56,6 +57,7 @@ class DecoderService:
     limits : those of a cluster's step
     on_news : called with cluster, round and text of a control unit's news; raises ValueError for a malformed text
     base : frozen weights, whose files nodes that lack them may pull before round 1; None: there are none
+    kept : activations that clusters send once, where they train no TEB; closed with the service. None: none are
 
     Raises
     ------
@@ -72,7 +74,9 @@ class DecoderService:
         limits: StepLimits = StepLimits(),  # noqa: B008
         on_news: NewsReader = lambda cluster, round_, text: None,
         base: BaseWeights | None = None,
+        kept: KeptActivations | None = None,
     ) -> None:
+        self.kept = kept
         self.config = config
         self.trainer = trainer
         self.codec = codec
@@ -222,6 +226,8 @@ class DecoderService:
         if self._threads is not None:
             self._threads.shutdown(wait=False)
             self._threads = None
+        if self.kept is not None:
+            self.kept.close()
 
     def _add_port(self, server: grpc.Server) -> int:
         if self._certificate is None:
@@ -309,6 +315,8 @@ class DecoderService:
     def _welcome(self, seat: Seat, stream: OpenStream) -> Iterator[bytes]:
         """Greet a stream; a step that was closed before the cut is confirmed when it is taken."""
         state = {"decoder_sync": seat.sync, "resume": stream.resume, "step": seat.step, "closed": int(seat.closed)}
+        if self.kept is not None:
+            state["store"] = self.kept.identity
         yield encode({"kind": "welcome", "version": PROTOCOL_VERSION, **state})
         if seat.closed:
             seat.await_step(seat.step)
@@ -323,9 +331,11 @@ class DecoderService:
         if frame.kind == "leave":
             seat.leave(printable(str(header["reason"])))
             return
-        first, kinds = "micro_batch", ("tied", "micro_batch", "step_end")
+        first, kinds = "micro_batch", {"tied", "micro_batch", "step_end"}
         if self.trainer.copies.shared.returns_states:
-            first, kinds = "forward", ("forward", "states_gradient", "step_end")
+            first, kinds = "forward", {"forward", "states_gradient", "step_end"}
+        elif self.kept is not None:
+            kinds.add("recall")
         if frame.kind not in kinds:
             raise FrameError(f"expected a {first}, step_end or bye frame, found {frame.kind}")
         if header["round"] != round_:
@@ -349,10 +359,27 @@ class DecoderService:
             yield self._gradient(answer, place | {"attempt": attempt})
         else:
             place["attempt"] = attempt
-            yield self._gradient(seat.micro_batch(self._micro_batch(frame, seat.cluster)), place)
+            if frame.kind == "recall":
+                yield self._loss(seat.micro_batch(self._recalled(frame, seat.cluster)), place, kept=True)
+            elif self.kept is not None:
+                answer = seat.micro_batch(self._micro_batch(frame, seat.cluster))
+                yield self._loss(answer, place, kept=self.kept.put(seat.cluster, _names(frame), frame.tensors))
+            else:
+                yield self._gradient(seat.micro_batch(self._micro_batch(frame, seat.cluster)), place)
             if header["micro_batch"] == header["num_micro_batches"] - 1:
                 for name, start, rows in pieces(seat.tied_gradient(), self.config.max_frame_bytes):
                     yield encode({"kind": "tied_gradient", **place, "name": name, "start": start}, {"rows": rows})
+
+    def _recalled(self, frame: Frame, cluster: int) -> MicroBatch:
+        """Read a micro-batch of examples that are kept; raises as :meth:`_micro_batch`."""
+        header, names = frame.header, _names(frame)
+        assert self.kept is not None
+        self.limits.check_weights(header["weight"], header.get("total_weight"), header["num_micro_batches"])
+        # They are no further release; their number is bounded as that of others.
+        sent = self.sent.setdefault(cluster, Sent())
+        sent.count_step(header["micro_batch"], len(names))
+        self.limits.check_examples(sent.step_examples)
+        return self._batch(Frame(header, self.kept.get(cluster, names)), cluster)
 
     def _micro_batch(self, frame: Frame, cluster: int) -> MicroBatch:
         """Read a micro-batch; raises Refusal if it, or its step, is more than the limits admit."""
@@ -366,6 +393,12 @@ class DecoderService:
         if sent.add((header["round"], header["step"]), header["micro_batch"], mask_BT):
             self._on_repeat()
         self.limits.check_examples(sent.step_examples)
+        if self.kept is not None and len(names := _names(frame)) != len(mask_BT):
+            raise Refusal(f"names: expected one of each of {len(mask_BT)} examples, found {len(names)}")
+        return self._batch(frame, cluster)
+
+    def _batch(self, frame: Frame, cluster: int) -> MicroBatch:
+        header, mask_BT = frame.header, frame.tensors["mask"]
         hidden_BTD = self._decoded("hidden", frame.tensors["hidden"])
         return MicroBatch(
             step=StepId(seed=header["seed"], round=header["round"], step=header["step"], cluster=cluster),
@@ -385,8 +418,22 @@ class DecoderService:
         except ValueError as error:
             raise Refusal(f"{name}: {error}") from None
 
+    def _loss(self, answer: Gradient, place: dict[str, int], *, kept: bool) -> bytes:
+        header = {"kind": "loss", **place, "micro_batch": answer.micro_batch, "loss_sum": answer.loss_sum}
+        if answer.norm_sq is not None:
+            header["norm_sq"] = answer.norm_sq
+        return encode({**header, "kept": int(kept)})
+
     def _gradient(self, gradient: Gradient, place: dict[str, int]) -> bytes:
         header = {"kind": "gradient", **place, "micro_batch": gradient.micro_batch, "loss_sum": gradient.loss_sum}
         if gradient.norm_sq is not None:
             header["norm_sq"] = gradient.norm_sq
         return encode(header, {"gradient": self.codec.encode(gradient.tensor)})
+
+
+def _names(frame: Frame) -> list[str]:
+    """Return the names of a frame's examples; each name takes room, however short its example."""
+    names = str(frame.header.get("names", "")).split(",")
+    if any(len(name) > NAME_LENGTH for name in names):
+        raise Refusal(f"names: expected at most {NAME_LENGTH} characters each, separated by commas")
+    return [name for name in names if name]

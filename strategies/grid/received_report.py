@@ -178,7 +178,7 @@ def checked_report(text: Any, terms: ReportTerms) -> dict[str, Any]:
     """
     events = terms.most_events if terms.num_devices or terms.plan else 0
     report: Any = parse_json(text, "report", _REPORT_BYTES + _EVENT_BYTES * events)
-    check_object(report, _schema(terms), "report")
+    check_object(report, _schema(terms), "report", frozenset({"computed_steps"}))
     _check_plan(report["plan"], terms)
     _check_devices(report["devices"], terms)
     _check_measured(report["measured"], terms)
@@ -262,6 +262,7 @@ def _schema(terms: ReportTerms) -> Schema:
         "prepare_s": SECONDS,
         "train_s": SECONDS,
         "collect_s": SECONDS,
+        "computed_steps": number(0.0, 1e6),
         "paced_s": or_none(SECONDS),
         "stream_bytes": {"up": SIZE, "down": SIZE},
         "payload_bytes": {"up": SIZE, "down": SIZE, "update": SIZE},

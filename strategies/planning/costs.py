@@ -7,8 +7,9 @@ micro-batches; Eq. (15) and fused chunks are reported beside it. Downlink, serve
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,17 @@ class StepWork:
     device_memory_bytes: Array
     """Modelled memory of each device, (K,) [byte]."""
 
+    def of_share(self, share: float) -> StepWork:
+        """Return the mean of steps of which so many, from 0 to 1, are worked and the others not."""
+        return replace(
+            self,
+            pipeline_s=share * self.pipeline_s,
+            pipeline_fused_s=share * self.pipeline_fused_s,
+            pipeline_eq15_s=share * self.pipeline_eq15_s,
+            device_energy_j=share * self.device_energy_j,
+            link_bytes=share * self.link_bytes,
+        )
+
 
 Work = Callable[[Instance, int, ClusterPlan], StepWork]
 """Function that returns the work of a cluster's step under a plan."""
@@ -65,6 +77,8 @@ class ClusterCosts:
     """Energy of the upload [J]."""
     waiting_s: float
     """Time from its upload's end to the round's [s]."""
+    share: float = 1.0
+    """Share of its steps that were worked; the figures above are of these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +119,12 @@ def pipeline_work(instance: Instance, cluster: int, plan: ClusterPlan) -> StepWo
     )
 
 
-def round_costs(decision: Decision, work: Work, trained: list[bool] | None = None) -> RoundCosts:
+def round_costs(
+    decision: Decision,
+    work: Work,
+    trained: list[bool] | None = None,
+    computed: Mapping[int, float] = MappingProxyType({}),
+) -> RoundCosts:
     """Sum up a round in which every selected cluster has a channel of its own.
 
     Parameters
@@ -113,14 +132,19 @@ def round_costs(decision: Decision, work: Work, trained: list[bool] | None = Non
     decision : the round's
     work : function for the work of a step
     trained : True for clusters that trained, (N,); None: all selected ones
+    computed : steps of a cluster in which devices ran and activations went up, by its number; all where it is missing
     """
     instance, answer = decision.instance, decision.answer
+    # Of a cluster whose activations were with the server already, shares of the steps and of what they send.
+    shares = {n: steps / instance.steps for n, steps in computed.items()}
     work_and_upload: list[tuple[StepWork, float, float] | None] = []
     for n, part in enumerate(answer.clusters):
         if not part.selected or part.uplink_s is None or not (trained is None or trained[n]):
             work_and_upload.append(None)
             continue
-        work_and_upload.append((work(instance, n, decision.plans[n]), part.uplink_s, part.uplink_energy_j or 0.0))
+        done = work(instance, n, decision.plans[n])
+        share = shares.get(n, 1.0)
+        work_and_upload.append((done.of_share(share), share * part.uplink_s, part.uplink_energy_j or 0.0))
 
     def latency(seconds: Callable[[StepWork], float]) -> float:
         present = [t for t in work_and_upload if t is not None]
@@ -139,8 +163,9 @@ def round_costs(decision: Decision, work: Work, trained: list[bool] | None = Non
             uplink_wait_s=0.0,
             uplink_energy_j=t[2],
             waiting_s=total - instance.steps * t[0].pipeline_s - t[1],
+            share=shares.get(n, 1.0),
         )
-        for t in work_and_upload
+        for n, t in enumerate(work_and_upload)
     ]
     return RoundCosts(
         clusters=clusters,
@@ -148,7 +173,9 @@ def round_costs(decision: Decision, work: Work, trained: list[bool] | None = Non
         latency_fused_s=latency(lambda w: w.pipeline_fused_s),
         latency_eq15_s=latency(lambda w: w.pipeline_eq15_s),
         latency_streamed_s=streamed_latency(
-            instance, {n: (decision.plans[n], answer.clusters[n]) for n, c in enumerate(clusters) if c is not None}
+            instance,
+            {n: (decision.plans[n], answer.clusters[n]) for n, c in enumerate(clusters) if c is not None},
+            shares,
         ),
         energy_j=_energy(clusters, instance.steps),
     )
@@ -191,7 +218,7 @@ def costs_record(decision: Decision, costs: RoundCosts, gamma: Array, scenario: 
                 "uplink_wait_s": cluster_costs.uplink_wait_s,
                 "waiting_s": cluster_costs.waiting_s,
                 "uplink_energy_j": cluster_costs.uplink_energy_j,
-                "uplink_bytes": instance.upload_bits(n, plan.m) / 8,
+                "uplink_bytes": cluster_costs.share * instance.upload_bits(n, plan.m) / 8,
                 "device_energy_j": (instance.steps * work.device_energy_j).tolist(),
                 "link_bytes": (instance.steps * work.link_bytes).tolist(),
                 "device_memory_bytes": work.device_memory_bytes.tolist(),

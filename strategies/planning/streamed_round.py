@@ -15,6 +15,7 @@ after the last one.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 
@@ -56,13 +57,18 @@ def streamed_step(instance: Instance, cluster: int, plan: ClusterPlan, uplink_ra
     )
 
 
-def streamed_latency(instance: Instance, trained: Mapping[int, tuple[ClusterPlan, ClusterAnswer]]) -> float | None:
+def streamed_latency(
+    instance: Instance,
+    trained: Mapping[int, tuple[ClusterPlan, ClusterAnswer]],
+    shares: Mapping[int, float] = MappingProxyType({}),
+) -> float | None:
     """Return the time of a round: encoder down, local steps that end together, encoder up [s].
 
     Parameters
     ----------
     instance : of the round
     trained : plan and answer of each cluster that trains
+    shares : share of a cluster's steps that are worked, by its number; all where it is missing
 
     Returns
     -------
@@ -73,7 +79,7 @@ def streamed_latency(instance: Instance, trained: Mapping[int, tuple[ClusterPlan
         if not instance.z_enc_bits or part.power_w is None or part.channel is None:
             return None
         rate, encoder_bits = float(instance.uplink_rate(n, part.power_w, part.channel)), instance.clusters[n].up.t_bits
-        steps.append(streamed_step(instance, n, plan, rate).makespan)
+        steps.append(shares.get(n, 1.0) * streamed_step(instance, n, plan, rate).makespan)
         uploads.append(float(upload_time(encoder_bits, rate)))
         downloads.append(encoder_bits / instance.downlink_rate if instance.downlink_rate > 0 else 0.0)
     return max(downloads) + instance.steps * max(steps) + max(uploads) if steps else None

@@ -108,11 +108,13 @@ def all_at_once(*functions):
 
 
 @contextmanager
-def service_of(num_clusters=2, sync="step", optimizer=SGD, join_s=20.0, step_s=20.0, base=None, **config):
+def service_of(
+    num_clusters=2, sync="step", optimizer=SGD, join_s=20.0, step_s=20.0, base=None, kept=None, examples=2**16, **config
+):
     """A real service on a free port."""
     trainer = DecoderTrainer(head_trainer(optimizer), sync, join_timeout_s=join_s, step_timeout_s=step_s)
-    limits = StepLimits.of(SPEC, 2**16, LONGEST)
-    service = DecoderService(DecoderConfig(**config), trainer, num_clusters, limits=limits, base=base)
+    limits = StepLimits.of(SPEC, examples, LONGEST)
+    service = DecoderService(DecoderConfig(**config), trainer, num_clusters, limits=limits, base=base, kept=kept)
     service.start()
     try:
         yield service
@@ -148,6 +150,7 @@ def first_frame(**change):
         "weight": weight,
         "total_weight": 2 * weight,
         "seed": 1,
+        "names": None,
     }
     tensors = {"hidden": batch[0], "mask": batch[1], "target.labels": batch[2]["labels"]}
     header.update({k: v for k, v in change.items() if k in header})

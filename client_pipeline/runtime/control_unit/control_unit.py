@@ -22,6 +22,7 @@ from client_pipeline.families.families import build_embedding, build_head
 from client_pipeline.families.registry import family_named
 from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.base import DecoderLink, LinkError
+from client_pipeline.link.kept_examples import KeptExamples
 from client_pipeline.link.privacy import NoiseSource, PrivateLink, private_update
 from client_pipeline.link.stream import DecoderStream
 from client_pipeline.link.update_codec import ErrorFeedback, update_codec
@@ -91,6 +92,7 @@ class ControlUnit:
             codec=self.codec,
             placement=setup.placement,
             absent=setup.absent,
+            kept=KeptExamples() if setup.compression.cache_gb else None,
         )
         self.injector = FaultInjector(setup.faults, setup.cluster, setup.local_steps, setup.folder)
         self.faults = RoundFaults(setup.cluster, setup.folder, setup.lost_at)
@@ -184,7 +186,7 @@ class ControlUnit:
     def _open_link(self, order: RoundOrder) -> DecoderLink:
         if order.decoder is not None:
             codec = ActivationCodec(self.setup.compression.of_stream)
-            stream = DecoderStream.open(order.decoder, self.setup.certificates, codec)
+            stream = DecoderStream.open(order.decoder, self.setup.certificates, codec, self.pipeline.kept)
             tail = getattr(self.embedding, "tail", None)
             privacy, precision = self.setup.privacy, self.setup.runtime.precision
             link = stream if tail is None else OwnLabels(stream, tail, precision, privacy, self.noise)

@@ -77,6 +77,8 @@ def round_report(
         "link_bytes": sum(outcome.link_bytes for outcome in outcomes),
         "measured": round_times(outcomes) | {"spare": spare},
         "timeline": timeline(outcomes[-1]),
+        # Steps, as shares of them, in which devices ran: the others' activations were with the server.
+        **({} if pipeline.kept is None else {"computed_steps": sum(outcome.computed_share for outcome in outcomes)}),
         "prepare_s": ready_at - start,
         "train_s": trained - ready_at,
         "collect_s": end - trained,
@@ -92,10 +94,10 @@ def timeline(outcome: StepOutcome) -> list[list[Any]]:
     """
     events = [
         (action.kind, stage, action.micro_batch, action.start, action.end)
-        for stage, segment in enumerate(outcome.segments)
+        for stage, segment in enumerate(outcome.segments if outcome.devices else [])
         for action in _of_last_batch(outcome.devices[segment.device].actions)
     ]
-    zero = min(event[3] for event in events)
+    zero = min((event[3] for event in events), default=0.0)
     return [[kind, s, i, start - zero, end - zero] for kind, s, i, start, end in sorted(events, key=lambda e: e[3])]
 
 
@@ -173,7 +175,7 @@ class _Batch(NamedTuple):
 def _batches(outcome: StepOutcome) -> Iterable[_Batch]:
     """Cut a step into its batches: each has 2 m actions on every device, or 3 m where backward passes are in two."""
     total = len(outcome.exchange)
-    some = next(iter(outcome.devices.values())).actions
+    some = next(iter(outcome.devices.values())).actions if outcome.devices else []
     each = 3 if any(action.kind == "W" for action in some) else 2
     if not total or any(len(report.actions) != each * total for report in outcome.devices.values()):
         return

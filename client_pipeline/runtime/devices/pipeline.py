@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -16,8 +16,10 @@ from client_pipeline.families.families import tied
 from client_pipeline.families.registry import family_named
 from client_pipeline.families.sliceable import check_token_slices
 from client_pipeline.link.activation_codec import ActivationCodec
-from client_pipeline.link.base import DecoderLink
+from client_pipeline.link.base import DecoderLink, KeepingLink
+from client_pipeline.link.kept_examples import KeptExamples, split_names
 from client_pipeline.partition.dropout_seed import StepId
+from client_pipeline.partition.micro_batches import split_batch
 from client_pipeline.partition.parts import Batch, target_weight, targets
 from client_pipeline.partition.plan import ClusterPlan, Segment, micro_batch_sizes
 from client_pipeline.partition.spec import ModelSpec
@@ -49,6 +51,7 @@ class Pipeline:
     frozen : what adapters are added to, by global name
     codec : how activations and gradients travel between the devices
     absent : devices that have no machine yet; they are lost until they come
+    kept : examples whose activations the server keeps, so that no device runs for them; None: it keeps none
 
     After a :class:`DeviceFault` the caller decides on a plan for those that are left, see :meth:`give_up_silent`;
     :meth:`apply_plan` then puts all TEBs back to the last :meth:`commit`.
@@ -65,8 +68,10 @@ class Pipeline:
         frozen: Mapping[str, Tensor] | None = None,
         codec: ActivationCodec = ActivationCodec(),  # noqa: B008 (it is frozen)
         absent: Iterable[int] = (),
+        kept: KeptExamples | None = None,
     ) -> None:
         self.name = name
+        self.kept = kept
         self.spec = spec
         self.runtime = runtime
         self.width = family_named(spec.family).width(spec)
@@ -267,14 +272,25 @@ class Pipeline:
         pace: Pace | None,
         progress: Progress,
     ) -> StepOutcome:
-        """Run one batch of a step; after the last one the decoder gives the gradient of the tied matrices."""
+        """Run one batch of a step; after the last one the decoder gives the gradient of the tied matrices.
+
+        No device runs for a batch whose activations the server keeps.
+        """
+        sizes = micro_batch_sizes(len(batch["input_ids"]), self.num_micro_batches)
+        if self.kept is not None:
+            names, keeping = self.kept.names(batch), cast(KeepingLink, link)
+            parts = split_names(names, sizes)
+            if self.kept.has(names):
+                return self._recall_batch(step, batch, parts, keeping, apply_step, commits)
+            for number, part in enumerate(parts):
+                keeping.name_examples(step.first + number, part)
         tied_parameters = (
             {name: embedding.get_parameter(tied_to) for name, tied_to in self.tied.items()} if is_last else {}
         )
         order = StepOrder(
             step=step,
             schedule=self.schedule,
-            sizes=micro_batch_sizes(len(batch["input_ids"]), self.num_micro_batches),
+            sizes=sizes,
             mask_BT=batch["attention_mask"],
             width=self.width,
             carried=self.carried,
@@ -340,6 +356,32 @@ class Pipeline:
             segments=self.segments,
             sizes=order.sizes,
             exchange=answer.exchange,
+        )
+
+    def _recall_batch(
+        self,
+        step: StepId,
+        batch: Batch,
+        names: Sequence[Sequence[str]],
+        link: KeepingLink,
+        apply_step: int | None,
+        commits: bool,
+    ) -> StepOutcome:
+        """Have the server train on activations that it keeps; the devices take the step without gradients."""
+        weights = [target_weight(targets(piece)) for piece in split_batch(batch, len(names))]
+        for number, (part, weight) in enumerate(zip(names, weights, strict=True)):
+            link.recall(step.first + number, part, weight)
+        losses = [link.receive_loss() for _ in names]
+        if apply_step is not None:
+            self.apply(apply_step, 1.0, commits)
+        return StepOutcome(
+            loss_sum=sum(loss_sum for _, loss_sum, _ in losses),
+            weight=sum(weights),
+            devices={},
+            link_bytes=0,
+            decoder_norm_sq=losses[-1][2],
+            segments=self.segments,
+            recalled=len(losses),
         )
 
     def close(self) -> None:

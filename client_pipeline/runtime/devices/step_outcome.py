@@ -28,17 +28,23 @@ class StepOutcome:
     """Examples of each micro-batch, of all batches one after the other."""
     exchange: list[ExchangeTimes] = field(default_factory=list)
     """Times of each micro-batch at the control unit."""
+    recalled: int = 0
+    """Micro-batches whose activations the server kept; the fields above are of the others."""
+
+    @property
+    def computed_share(self) -> float:
+        """Share of the micro-batches that went through the devices."""
+        return len(self.exchange) / max(len(self.exchange) + self.recalled, 1)
 
     def __add__(self, later: StepOutcome) -> StepOutcome:
         """Join it with that of the step's next batch; norms are of all that was accumulated until then."""
-        devices = {
-            device: StepReport(
-                actions=report.actions + later.devices[device].actions,
-                norm_sq=later.devices[device].norm_sq,
-                work=report.work + later.devices[device].work,
+        # No device ran for a batch whose activations the server keeps.
+        devices = self.devices | later.devices
+        for device in self.devices.keys() & later.devices.keys():
+            first, last = self.devices[device], later.devices[device]
+            devices[device] = StepReport(
+                actions=first.actions + last.actions, norm_sq=last.norm_sq, work=first.work + last.work
             )
-            for device, report in self.devices.items()
-        }
         return StepOutcome(
             loss_sum=self.loss_sum + later.loss_sum,
             weight=self.weight + later.weight,
@@ -48,4 +54,5 @@ class StepOutcome:
             segments=later.segments,
             sizes=self.sizes + later.sizes,
             exchange=self.exchange + later.exchange,
+            recalled=self.recalled + later.recalled,
         )

@@ -44,7 +44,10 @@ class HeadTrainer:
         unit: int,
         precision: str = "float32",
         accelerator: torch.device = HOST,
+        answers_gradients: bool = True,
     ) -> None:
+        self.answers_gradients = answers_gradients
+        """False if nothing below is trained: the gradients of activations are zeros."""
         self.head = head.train().to(accelerator)
         self.accelerator = accelerator
         self.unit = unit
@@ -91,7 +94,7 @@ class HeadTrainer:
         ValueError
             If a tied matrix is missing, unknown or of another shape; the message names it.
         """
-        hidden = hidden_BTD.detach().to(self.accelerator).requires_grad_()
+        hidden = hidden_BTD.detach().to(self.accelerator).requires_grad_(self.answers_gradients)
         mask_BT, targets = mask_BT.to(self.accelerator), {n: t.to(self.accelerator) for n, t in targets.items()}
         leaves = self._leaves(tied or {})
         with step.dropout(self.unit, micro_batch), autocast(self.precision, hidden.device):
@@ -144,7 +147,7 @@ class HeadTrainer:
         for parameter, collected in zip(parameters, self._collected.pop(cluster, ()), strict=False):
             parameter.grad = collected
         try:
-            output.backward(gradient, inputs=[hidden, *parameters])
+            output.backward(gradient, inputs=[leaf for leaf in (hidden, *parameters) if leaf.requires_grad])
             self._collected[cluster] = [_gradient_of(parameter) for parameter in parameters]
         finally:
             for parameter in parameters:

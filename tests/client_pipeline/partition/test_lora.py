@@ -206,16 +206,18 @@ def test_a_specification_with_adapters_crosses_the_network():
     assert ModelSpec.from_json(spec.to_json()) == spec
 
 
-@pytest.mark.parametrize("name", ["classic", "bert-masked-lm"])
-def test_two_clusters_with_one_sgd_step_equal_one_central_step_on_the_joint_batch(served, name):
+@pytest.mark.parametrize(
+    ("name", "first_block"), [("classic", 0), ("classic", 3), ("classic", NUM_BLOCKS), ("bert-masked-lm", 0)]
+)
+def test_two_clusters_with_one_sgd_step_equal_one_central_step_on_the_joint_batch(served, name, first_block):
     # A frozen word embedding is also the output layer of the masked-lm head.
     plain = CLASSIC if name == "classic" else tiny_spec("bert", "masked-lm")
-    spec = replace(plain, lora=LoraConfig(rank=2, dropout=0.1))
+    spec = replace(plain, lora=LoraConfig(rank=2, dropout=0.1, first_block=first_block))
     batches = [tiny_batch(spec, size=7, length=9, seed=1), tiny_batch(spec, size=5, length=6, seed=2)]
     service, weights = served(SGD, "step", spec)
     base = build_parts(spec, seed=1).frozen_weights()
     assert not service.trainer.tied
-    units = control_units(batches, SGD, f"lora-{name}", spec=spec, frozen=base)
+    units = control_units(batches, SGD, f"lora-{name}-{first_block}", spec=spec, frozen=base)
     expected = dict(weights)
     try:
         for number in (1, 2):
@@ -229,3 +231,4 @@ def test_two_clusters_with_one_sgd_step_equal_one_central_step_on_the_joint_batc
         for unit in units:
             unit.close()
     assert all(".lora_" in key for key in results[0].weights)
+    assert {int(key.split(".")[1]) for key in results[0].weights} == set(range(first_block, NUM_BLOCKS))

@@ -15,7 +15,7 @@ from strategies.baselines.stock_accounting import queued_uploads, stock_record
 from strategies.dssda.convergence import gamma
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import bound_parameters, round_instance
-from strategies.planning.costs import pipeline_work, round_costs
+from strategies.planning.costs import costs_record, pipeline_work, round_costs
 from strategies.planning.plan_demands import plan_times
 from strategies.planning.planner import RoundPlanner
 from strategies.planning.policies import make_policy
@@ -46,6 +46,22 @@ def test_the_round_waits_for_its_slowest_cluster(decision):
     alone = round_costs(decision, pipeline_work, [True, False, False])
     assert alone.latency_s == ends[0] and alone.clusters[1:] == [None, None]
     assert alone.energy_j < costs.energy_j
+
+
+def test_steps_whose_activations_are_with_the_server_cost_nothing(decision):
+    steps = decision.instance.steps
+    whole = round_costs(decision, pipeline_work)
+    costs = round_costs(decision, pipeline_work, computed={0: steps / 2, 1: 0.0, 2: float(steps)})
+    for one, all_steps, share in zip(costs.clusters, whole.clusters, (0.5, 0.0, 1.0), strict=True):
+        assert one.train_s == pytest.approx(share * all_steps.train_s)
+        assert one.uplink_s == pytest.approx(share * all_steps.uplink_s)
+        np.testing.assert_allclose(one.work.device_energy_j, share * all_steps.work.device_energy_j)
+        np.testing.assert_allclose(one.work.link_bytes, share * all_steps.work.link_bytes)
+    assert costs.latency_s == whole.clusters[2].train_s + whole.clusters[2].uplink_s
+    record = costs_record(decision, costs, np.ones(3), load_scenario("table2"))
+    bytes_up = [cluster["uplink_bytes"] for cluster in record["clusters"]]
+    full = [c["uplink_bytes"] for c in costs_record(decision, whole, np.ones(3), load_scenario("table2"))["clusters"]]
+    assert bytes_up == pytest.approx([full[0] / 2, 0.0, full[2]])
 
 
 def test_uploads_of_a_stock_strategy_queue_for_the_channels(decision):

@@ -1,0 +1,59 @@
+"""Control units whose TEBs are all frozen: with the server's store no device runs once activations were sent."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from client_pipeline.families.families import build_parts
+from client_pipeline.link.compression import CompressionConfig
+from client_pipeline.partition.spec import LoraConfig
+from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
+from helpers.federated_rounds import control_units, federated_round
+from helpers.tiny_models import NUM_BLOCKS, tiny_batch, tiny_spec
+from strategies.decoder.kept_activations import KeptActivations
+
+ADAMW = OptimizerConfig(name="adamw", lr=1e-2, clip_norm=1.0)
+ROUNDS = 3
+
+
+def trained(served, spec, kept, run):
+    """Weights, results and the service's received amounts after some rounds of two clusters."""
+    batches = [tiny_batch(spec, size=7, length=9, seed=1), tiny_batch(spec, size=5, length=6, seed=2)]
+    store = KeptActivations(1 << 20) if kept else None
+    service, weights = served(ADAMW, "step", spec, **({"kept": store} if kept else {}))
+    compression = CompressionConfig(cache_gb=1.0 if kept else 0.0)
+    base = build_parts(spec, seed=1).frozen_weights()
+    units = control_units(batches, ADAMW, run, 2, spec, frozen=base, compression=compression)
+    results = []
+    try:
+        for number in range(1, ROUNDS + 1):
+            weights, of_round = federated_round(units, service, weights, number, 2)
+            results.append(of_round)
+    finally:
+        for unit in units:
+            unit.close()
+    return weights, results, service
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "head"), [("llama", "causal-lm"), ("bert", "sequence-classification")])
+def test_rounds_are_the_same_and_activations_travel_once(served, family, head):
+    spec = replace(tiny_spec(family, head, dropout=0.0), lora=LoraConfig(rank=2, first_block=NUM_BLOCKS))
+    expected, sent, _ = trained(served, spec, False, f"sends-{family}")
+    weights, kept, service = trained(served, spec, True, f"keeps-{family}")
+    for name, value in expected.items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-6, msg=name)
+    for number, (of_sent, of_kept) in enumerate(zip(sent, kept, strict=True), start=1):
+        for one, other in zip(of_sent, of_kept, strict=True):
+            assert other.loss == pytest.approx(one.loss, rel=1e-5)
+            assert other.weights == {} and (other.weight, other.steps) == (one.weight, one.steps)
+            # Of six steps the first one of all sends activations.
+            assert other.report["computed_steps"] == (1 if number == 1 else 0)
+            assert "computed_steps" not in one.report
+            payload = other.report["payload_bytes"]
+            assert payload["up"] == (one.report["payload_bytes"]["up"] / 2 if number == 1 else 0)
+            assert payload["down"] == 0 < one.report["payload_bytes"]["down"]
+            assert (other.report["timeline"] == []) == (number > 1)
+            assert (other.report["link_bytes"] == 0) == (number > 1)
+    assert [service.sent[n].examples for n in (0, 1)] == [7, 5]

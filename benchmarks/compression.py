@@ -7,11 +7,14 @@ stream both ways), the mean virtual latency of a round, and the metrics of the t
     python benchmarks/compression.py                                      # the default task, a few minutes
     python benchmarks/compression.py --config trec6 --set data.path=FOLDER --rounds 300
     python benchmarks/compression.py --set model.trainable=lora --variants none,int8
+    python benchmarks/compression.py --config smollm2 --set data.path=FOLDER --set model.pretrained=MODEL --rounds 40 \
+        --variants "none,int4 stream" --seeds 3 --rows rows.jsonl       # rows that are there are not trained again
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -29,14 +32,21 @@ VARIANTS = {
     "fp16 activations": {"compression.activations": "fp16"},
     "int8 activations": {"compression.activations": "int8"},
     "int8 both": {"compression.update": "int8", "compression.activations": "int8"},
+    "int8 stream": {"compression.stream": "int8"},
+    "int4 stream": {"compression.stream": "int4"},
+    "int2 stream": {"compression.stream": "int2"},
+    "once": {"compression.cache-gb": 8},
+    "once int8 stream": {"compression.cache-gb": 8, "compression.stream": "int8"},
 }
+USUAL = ",".join(name for name in VARIANTS if "stream" not in name and "once" not in name)
 DEFAULT_SETS = ("data.num-examples=4000", "data.evaluation-examples=200", "local-steps=4", "scenario=two-clusters")
 
 
-def run(variant: str, config: str, sets: Sequence[str], rounds: int, folder: Path) -> dict[str, Any]:
+def run(variant: str, seed: int, config: str, sets: Sequence[str], rounds: int, folder: Path) -> dict[str, Any]:
     """Train one variant; returns its row."""
-    run_dir = folder / variant.replace(" ", "-")
+    run_dir = folder / f"{variant.replace(' ', '-')}-{seed}"
     own = {**VARIANTS[variant], "costs": "model", "num-rounds": rounds, "evaluate-every": 0, "checkpoint-every": 0}
+    own["seed"] = seed
     command = [sys.executable, "-m", "flower_app.cli", "run", *(["--config", config] if config else [])]
     for item in [*sets, *(f"{key}={value}" for key, value in own.items()), f"run-dir={run_dir}"]:
         command += ["--set", item]
@@ -48,6 +58,9 @@ def run(variant: str, config: str, sets: Sequence[str], rounds: int, folder: Pat
     clusters = [report["payload_bytes"] for line in lines for report in line["clusters"]]
     return {
         "variant": variant,
+        "seed": seed,
+        "rounds": rounds,
+        "sets": list(sets),
         "update_bytes": statistics.fmean(c["update"] for c in clusters),
         "stream_up_bytes": statistics.fmean(c["up"] for c in clusters),
         "stream_down_bytes": statistics.fmean(c["down"] for c in clusters),
@@ -66,7 +79,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--config", default="", help="a TOML file, or a name in configs")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets")
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--variants", default=",".join(VARIANTS), help=f"of {', '.join(VARIANTS)}")
+    parser.add_argument("--variants", default=USUAL, help=f"of {', '.join(VARIANTS)}")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument(
+        "--rows", type=Path, help="file of rows, a line each: those that are there are not trained again"
+    )
     parser.add_argument("--json", action="store_true", help="print one list to standard output and nothing else")
     args = parser.parse_args()
     args.variants = [name.strip() for name in args.variants.split(",")]
@@ -80,24 +97,33 @@ def main() -> int:
     say = sys.stderr if args.json else sys.stdout
     sets = [*(() if args.config else DEFAULT_SETS), *args.sets]
     rows: list[dict[str, Any]] = []
+    if args.rows and args.rows.exists():
+        rows = [json.loads(line) for line in args.rows.read_text(encoding="utf-8").splitlines()]
+    print(f"{'':<17} {'update kB':>10} {'up kB':>9} {'down kB':>9} {'latency s':>10}", file=say)
+    for row in rows:
+        print(_line(row), file=say)
+    there = {(row["variant"], row["seed"], row["rounds"], *row["sets"]) for row in rows}
     with tempfile.TemporaryDirectory(prefix="collapipe-compression-") as folder:
-        for variant in args.variants:
-            row = run(variant, args.config, sets, args.rounds, Path(folder))
-            if not rows:
-                names = "".join(f" {name:>9}" for name in row["metrics"])
-                print(f"{'':<17} {'update kB':>10} {'up kB':>9} {'down kB':>9} {'latency s':>10}{names}", file=say)
+        for seed, variant in itertools.product(range(args.seeds), args.variants):
+            if (variant, seed, args.rounds, *sets) in there:
+                continue
+            row = run(variant, seed, args.config, sets, args.rounds, Path(folder))
             rows.append(row)
-            sizes = (row["update_bytes"] / 1e3, row["stream_up_bytes"] / 1e3, row["stream_down_bytes"] / 1e3)
-            numbers = "".join(f" {value:>9.4g}" for value in row["metrics"].values())
-            print(
-                f"{variant:<17} {sizes[0]:>10.1f} {sizes[1]:>9.1f} {sizes[2]:>9.1f} {row['latency_s']:>10.2f}{numbers}",
-                file=say,
-                flush=True,
-            )
+            print(_line(row), file=say, flush=True)
+            if args.rows:
+                with args.rows.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
     print(f"a cluster and round, {args.rounds} rounds; latency is virtual, metrics are of the test set", file=say)
     if args.json:
         print(json.dumps(rows))
     return 0
+
+
+def _line(row: dict[str, Any]) -> str:
+    sizes = (row["update_bytes"] / 1e3, row["stream_up_bytes"] / 1e3, row["stream_down_bytes"] / 1e3)
+    metrics = "  ".join(f"{name} {value:.5g}" for name, value in row["metrics"].items())
+    columns = " ".join(f"{size:>9.1f}" for size in sizes)
+    return f"{row['variant']:<17} {row['seed']} {columns} {row['latency_s']:>10.2f}  {metrics}"
 
 
 if __name__ == "__main__":

@@ -29,6 +29,9 @@ class PrivacyConfig:
     0: any."""
     gradient_noise: float = 0.0
     """Noise multiplier of these gradients: standard deviation over ``gradient-clip``; 0: none."""
+    max_readable: float = 0.0
+    """Largest share of the tokens that an attack may read from activations; ``collapipe leakage --choose`` finds
+    settings for it, the run itself obeys those. 0: not said."""
     delta: float = 1e-5
     """Delta that the epsilon spent is reported at."""
     seed: int = -1
@@ -47,6 +50,8 @@ class PrivacyConfig:
                     f"privacy.{target}-noise: {noise:g} needs a bound, which the noise is a multiple of; set "
                     f"privacy.{target}-clip above 0"
                 )
+        if not 0 <= self.max_readable < 1:
+            raise ValueError(f"privacy.max-readable: expected a share in [0, 1), found {self.max_readable}")
         if self.update_mechanism not in UPDATE_MECHANISMS:
             raise ValueError(
                 f"privacy.update-mechanism: expected one of {', '.join(UPDATE_MECHANISMS)}, found "

@@ -238,10 +238,16 @@ def leakage(
     cut_only: Annotated[
         bool, typer.Option("--cut-only", help="Attack what the server is sent, no other depth.")
     ] = False,
+    choose: Annotated[
+        bool, typer.Option("--choose", help="Find the setting of least cost that no attack reads beyond a share.")
+    ] = False,
+    max_readable: Annotated[float, typer.Option(help="That share; 0: the run's privacy.max-readable.")] = 0.0,
+    codecs: Annotated[str, typer.Option(help="Ways to send activations that are tried, with commas.")] = "none,int8",
     allow_module: AllowedModules = None,
     as_json: Json = False,
 ) -> None:
     """Attack your own run: how many tokens are read from its activations by depth and noise, and what noise costs."""
+    from client_pipeline.link.activation_codec import ActivationCodec
     from flower_app.leakage.measurement import LeakageRequest, leakage_table, measure_leakage
     from flower_app.plain_console import PlainConsole
 
@@ -250,6 +256,13 @@ def leakage(
     except ValueError:
         raise ValueError(f"--noise: expected numbers with commas, such as 0,0.1; found {noise!r}") from None
     request = LeakageRequest(noise=levels, clip=clip, most_tokens=tokens, seed=seed, cut_only=cut_only)
+    if choose:
+        from flower_app.leakage.choice import choice_table, choose_setting
+
+        names = [ActivationCodec(name.strip()).name for name in codecs.split(",")]
+        choice = choose_setting(run, request, names, max_readable, say, allow_module or ())
+        print_json(choice) if as_json else PlainConsole(width=160).print(choice_table(choice))
+        return
     leakage = measure_leakage(run, request, say, allow_module or ())
     if as_json:
         print_json(leakage)

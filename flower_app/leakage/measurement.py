@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from client_pipeline.counted import counted
 from client_pipeline.families.hugging_face import CLUSTER_TAIL
+from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.privacy import NoiseSource, private_activations, private_gradient
 from client_pipeline.link.privacy_config import PrivacyConfig
 from client_pipeline.partition.parts import Batch, ModelParts
@@ -72,17 +73,22 @@ class ObservedParts(ModelParts):
     look: Callable[[Batch, list[Tensor]], None] = lambda batch, depths: None
     """Gets each batch, and the activations after 0, 1, ... L TEBs."""
     change: Callable[[Tensor, Tensor], Tensor] = lambda hidden, mask: hidden
-    """Makes what the head gets of the last activations and the mask."""
+    """Makes what the server gets of the activations at the cut and the mask."""
+    cut: int = -1
+    """TEBs before the cut; -1: all."""
 
     def encode(self, batch: Batch) -> Tensor:
         """Encode like the model; keep the batch and what was sent."""
         x_BTD = self.embedding(batch)
         mask, depths = self.mask_form(batch["attention_mask"], x_BTD.dtype), [x_BTD]
-        for block in self.blocks:
+        cut = len(self.blocks) if self.cut < 0 else self.cut
+        for number, block in enumerate(self.blocks):
+            if number == cut:
+                x_BTD = self.change(x_BTD, batch["attention_mask"])
             x_BTD = block(x_BTD, mask)
             depths.append(x_BTD)
         self.look(batch, depths)
-        return self.change(x_BTD, batch["attention_mask"])
+        return self.change(x_BTD, batch["attention_mask"]) if cut == len(self.blocks) else x_BTD
 
     def encode_each(self, batches: Sequence[Batch]) -> list[Tensor]:
         """Encode one batch after the other, so that the observer can stop at any of them."""
@@ -95,7 +101,7 @@ class ObservedParts(ModelParts):
 
 
 @dataclass
-class _Observation:
+class Observation:
     """Activations of a split by depth, of tokens that are no mere marks of beginning and end."""
 
     marks: frozenset[int]
@@ -109,6 +115,7 @@ class _Observation:
     label_rows: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
 
     def look(self, batch: Batch, depths: list[Tensor]) -> None:
+        """Note a batch, with its activations after 0, 1, ... TEBs; raises when there are enough."""
         ids, mask = batch["input_ids"], batch["attention_mask"].bool()
         token_mask = mask & ~torch.isin(ids, torch.tensor(sorted(self.marks), dtype=ids.dtype))
         places = torch.arange(ids.shape[1]).expand_as(ids)
@@ -124,8 +131,18 @@ class _Observation:
             raise _Enough
 
     def tokens(self, depth: int) -> Tokens:
+        """Return what was seen after so many TEBs."""
         parts = (torch.cat(pieces)[: self.most] for pieces in (self.depths[depth], self.ids, self.places))
         return Tokens(*parts)
+
+    def halves(self) -> tuple[Observation, Observation]:
+        """Split the tokens in two, the text of one before that of the other."""
+        num_tokens = len(self.tokens(0))
+        first, second = (Observation(self.marks, num_tokens) for _ in range(2))
+        for half, part in ((first, slice(None, num_tokens // 2)), (second, slice(num_tokens // 2, num_tokens))):
+            half.depths = [[torch.cat(pieces)[part]] for pieces in self.depths]
+            half.ids, half.places = [torch.cat(self.ids)[part]], [torch.cat(self.places)[part]]
+        return first, second
 
 
 def measure_leakage(
@@ -146,8 +163,8 @@ def measure_leakage(
     model = load_model(run_dir, config.model.family)
     evaluator = task(config.task).evaluator(config.data, model.tokenizer_json)
     stay = bool(model.spec.config.get(CLUSTER_TAIL))
-    auxiliary = _observe(model, evaluator, "validation", request.most_tokens)
-    victims = _observe(model, evaluator, "test", request.most_tokens, with_labels=stay)
+    auxiliary = observe(model, evaluator, "validation", request.most_tokens)
+    victims = observe(model, evaluator, "test", request.most_tokens, with_labels=stay)
     num_depths = len(auxiliary.depths)
     report: dict[str, Any] = {
         "run_dir": str(run_dir),
@@ -162,8 +179,8 @@ def measure_leakage(
     for noise in sorted({*request.noise, *run_noise}):
         attacked = range(num_depths)[-1:] if request.cut_only else range(num_depths)
         say(f"noise {noise:g}: {counted(len(attacked), 'depth')}")
-        depths = [_attack(model, auxiliary, victims, depth, noise, config, request) for depth in attacked]
-        metrics = _scored(model, evaluator, noise, depths[-1]["clip"], request.seed)
+        depths = [attack(model, auxiliary, victims, depth, noise, config, request) for depth in attacked]
+        metrics = scored(model, evaluator, noise, depths[-1]["clip"], request.seed)
         is_the_runs = config.privacy.on_activations and noise == config.privacy.activation_noise
         report["levels"].append({"noise": noise, "trained_with": is_the_runs, "metrics": metrics, "depths": depths})
     if stay:
@@ -174,7 +191,7 @@ def measure_leakage(
 
 
 def _label_attack(
-    model: SavedModel, victims: _Observation, noise: float, config: RunConfig, request: LeakageRequest
+    model: SavedModel, victims: Observation, noise: float, config: RunConfig, request: LeakageRequest
 ) -> dict[str, Any]:
     """The attack on labels by the gradients of the server's states, with that noise on these."""
     states, gradients, labels = (torch.cat(pieces)[:_MOST_LABELS] for pieces in zip(*victims.label_rows, strict=True))
@@ -197,10 +214,11 @@ def _label_attack(
     }
 
 
-def _observe(model: SavedModel, evaluator: Evaluator, split: str, most: int, with_labels: bool = False) -> _Observation:
+def observe(model: SavedModel, evaluator: Evaluator, split: str, most: int, with_labels: bool = False) -> Observation:
+    """Run a model over a split until enough tokens are seen; ``with_labels``: what is sent of labels that stay, too."""
     tokenizer = TextTokenizer.from_json(model.tokenizer_json)
     marks = frozenset({tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id})
-    observation = _Observation(marks, most, model.parts if with_labels else None)
+    observation = Observation(marks, most, model.parts if with_labels else None)
     try:
         evaluator.evaluate(ObservedParts.of(model.parts, look=observation.look), split)
     except _Enough:
@@ -208,16 +226,17 @@ def _observe(model: SavedModel, evaluator: Evaluator, split: str, most: int, wit
     return observation
 
 
-def _attack(
+def attack(
     model: SavedModel,
-    auxiliary: _Observation,
-    victims: _Observation,
+    auxiliary: Observation,
+    victims: Observation,
     depth: int,
     noise: float,
     config: RunConfig,
     request: LeakageRequest,
+    codec: ActivationCodec = ActivationCodec(),  # noqa: B008 (it is frozen)
 ) -> dict[str, Any]:
-    """Every attack on the activations after ``depth`` TEBs, as if the model were cut there."""
+    """Every attack on the activations after ``depth`` TEBs, as if the model were cut there, and sent by ``codec``."""
     auxiliary_tokens, victim_tokens = auxiliary.tokens(depth), victims.tokens(depth)
     clip = request.clip or config.privacy.activation_clip or float(auxiliary_tokens.hidden_ND.norm(dim=1).median())
     clipped = noise > 0 or request.clip > 0 or config.privacy.on_activations
@@ -225,12 +244,11 @@ def _attack(
     source, draw_numbers = NoiseSource(request.seed), count()
 
     def sent(tokens: Tokens, owner: str) -> Tokens:
-        if not clipped:
-            return tokens
         rows = tokens.hidden_ND[None]
-        mask = torch.ones(rows.shape[:2], dtype=torch.bool)
-        hidden = private_activations(rows, mask, privacy, source, owner, depth, next(draw_numbers))[0]
-        return Tokens(hidden, tokens.ids_N, tokens.places_N)
+        if clipped:
+            mask = torch.ones(rows.shape[:2], dtype=torch.bool)
+            rows = private_activations(rows, mask, privacy, source, owner, depth, next(draw_numbers))
+        return Tokens(codec.decode(codec.encode(rows))[0], tokens.ids_N, tokens.places_N)
 
     def embed(ids: Tensor) -> Tensor:
         batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids, dtype=torch.bool)}
@@ -242,7 +260,7 @@ def _attack(
     victims_sent, embedded = sent(victim_tokens, "victims"), auxiliary.tokens(0).hidden_ND
     with torch.no_grad():
         auxiliary_sent = sent(auxiliary_tokens, "auxiliary")
-        by_attack = {
+        by_attack: dict[str, inversion.Recovered] = {
             "nearest": inversion.nearest(embed, vocabulary, auxiliary_sent, embedded, victims_sent),
             "linear": inversion.linear(embed, vocabulary, auxiliary_sent, embedded, victims_sent),
         }
@@ -252,17 +270,30 @@ def _attack(
     return {"depth": depth, "clip": clip if clipped else None} | {k: asdict(v) for k, v in by_attack.items()}
 
 
-def _scored(model: SavedModel, evaluator: Evaluator, noise: float, clip: float | None, seed: int) -> dict[str, float]:
-    """Metrics of the test set where the head gets what the server would."""
-    if clip is None:
-        return evaluator.evaluate(model.parts, "test").metrics
-    privacy = PrivacyConfig(activation_clip=clip, activation_noise=noise, seed=seed)
+def scored(
+    model: SavedModel,
+    evaluator: Evaluator,
+    noise: float,
+    clip: float | None,
+    seed: int,
+    *,
+    cut: int = -1,
+    codec: ActivationCodec = ActivationCodec(),  # noqa: B008 (it is frozen)
+    split: str = "test",
+) -> dict[str, float]:
+    """Metrics where the server gets what it would be sent after ``cut`` TEBs (-1: all)."""
+    privacy = PrivacyConfig(activation_clip=clip or 0.0, activation_noise=noise, seed=seed)
     source, drawn = NoiseSource(seed), count()
 
     def change(hidden: Tensor, mask: Tensor) -> Tensor:
-        return private_activations(hidden, mask.bool(), privacy, source, "score", next(drawn))
+        if clip is not None:
+            hidden = private_activations(hidden, mask.bool(), privacy, source, "score", next(drawn))
+        return codec.decode(codec.encode(hidden))
 
-    return evaluator.evaluate(ObservedParts.of(model.parts, change=change), "test").metrics
+    return evaluator.evaluate(ObservedParts.of(model.parts, change=change, cut=cut), split).metrics
+
+
+ATTACKS = ("nearest", "linear", "learned")
 
 
 def leakage_table(report: dict[str, Any]) -> Table:
@@ -273,7 +304,7 @@ def leakage_table(report: dict[str, Any]) -> Table:
     for column in ("noise", *(f"{depth['depth']} TEBs" for depth in report["levels"][0]["depths"]), *names):
         table.add_column(column, justify="right")
     for level in report["levels"]:
-        best = [max((d[a]["top1"], d[a]["top5"]) for a in ("nearest", "linear", "learned")) for d in level["depths"]]
+        best = [max((d[a]["top1"], d[a]["top5"]) for a in ATTACKS) for d in level["depths"]]
         cells = [f"{100 * first:.0f} / {100 * five:.0f}%" for first, five in best]
         noise = f"{level['noise']:g}" + (" (the run's)" if level["trained_with"] else "")
         table.add_row(noise, *cells, *(f"{level['metrics'][name]:.4g}" for name in names))

@@ -53,6 +53,11 @@ def write_adapters(stored: StoredModel, tensors: LibraryTensors, base_model: str
         for match in map(_FACTOR.fullmatch, stored.weights)
         if match
     }
+    if not layers:
+        raise ValueError(
+            f"--adapter: the run has no adapters, found lora.first-block = {lora.first_block} and a head that was "
+            "trained whole; leave out --adapter: the whole model has it"
+        )
     heads = {name for name, global_name in tensors.global_names.items() if global_name.startswith("head.")}
     whole = set() if lora.freezes_head else heads
     config = PeftConfig(

@@ -25,7 +25,7 @@ from flower_app.runs.run_directory import write_config, write_summary
 from flower_app.saved_model import load_model, save_model
 from flower_app.tasks.base import Prepared
 from helpers.decoder_only import small_spec
-from helpers.tiny_models import evaluation, tiny_batch, tiny_spec
+from helpers.tiny_models import NUM_BLOCKS, evaluation, tiny_batch, tiny_spec
 
 LORA = LoraConfig(rank=2, alpha=6.0)
 HEAD_ADAPTERS = replace(LORA, head="adapters")
@@ -92,6 +92,7 @@ def spec_of(name, head):
         ("llama", "causal-lm", HEAD_ADAPTERS),
         ("qwen3-tied", "causal-lm", LORA),
         ("bert", "sequence-classification", LORA),
+        ("llama", "causal-lm", replace(HEAD_ADAPTERS, first_block=3)),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
@@ -177,6 +178,13 @@ def test_a_run_without_adapters_has_none_to_take_away(tmp_path):
     with pytest.raises(ValueError, match="--base: .* began with no pretrained model, found 'elsewhere'"):
         export_run(run, tmp_path / "merged", base="elsewhere")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_run_whose_head_alone_was_trained_has_no_adapters_either(tmp_path):
+    run = trained_run(tmp_path, tiny_spec("llama", "causal-lm", dropout=0.0), replace(LORA, first_block=NUM_BLOCKS))
+    with pytest.raises(ValueError, match=f"--adapter: the run has no adapters, found lora.first-block = {NUM_BLOCKS}"):
+        export_run(run, tmp_path / "adapters", adapter=True)
+    assert not (tmp_path / "adapters").exists()
 
 
 def test_a_base_that_is_gone_or_another_one_is_refused_and_may_be_named(tmp_path):

@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -314,9 +315,10 @@ class ControlUnit:
         self.restored = True
         assert self.order is not None
         self.order.go_to(checkpoint.drawn)
-        # With adapters nothing of the embedding is trained.
-        self.optimizer.load_state(checkpoint.states.get("embedding", MovedBlock()).optimizer)
-        self.pipeline.placement.restore({i: checkpoint.states[f"block.{i}"] for i in range(self.num_blocks)})
+        # With adapters nothing of the embedding is trained, nor of the TEBs before the first that has some.
+        states = defaultdict(MovedBlock, checkpoint.states)
+        self.optimizer.load_state(states["embedding"].optimizer)
+        self.pipeline.placement.restore({i: states[f"block.{i}"] for i in range(self.num_blocks)})
         if self.feedback is not None:
             self.feedback.restore(checkpoint.residual, checkpoint.pending, checkpoint.pending_round)
         if "head" in checkpoint.states:

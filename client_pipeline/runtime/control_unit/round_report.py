@@ -76,7 +76,7 @@ def round_report(
         },
         "link_bytes": sum(outcome.link_bytes for outcome in outcomes),
         "measured": round_times(outcomes) | {"spare": spare},
-        "timeline": timeline(outcomes[-1]),
+        "timeline": timeline(next((o for o in reversed(outcomes) if o.devices), outcomes[-1])),
         # Steps, as shares of them, in which devices ran: the others' activations were with the server.
         **({} if pipeline.kept is None else {"computed_steps": sum(outcome.computed_share for outcome in outcomes)}),
         "prepare_s": ready_at - start,

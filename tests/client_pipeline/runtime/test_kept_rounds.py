@@ -57,3 +57,27 @@ def test_rounds_are_the_same_and_activations_travel_once(served, family, head):
             assert (other.report["timeline"] == []) == (number > 1)
             assert (other.report["link_bytes"] == 0) == (number > 1)
     assert [service.sent[n].examples for n in (0, 1)] == [7, 5]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first_block", [3, NUM_BLOCKS])
+def test_a_control_unit_goes_on_from_its_checkpoint_where_tebs_are_frozen(served, tmp_path, first_block):
+    spec = replace(tiny_spec("llama", "causal-lm", dropout=0.0), lora=LoraConfig(rank=2, first_block=first_block))
+    batches = [tiny_batch(spec, size=7, length=9, seed=1)]
+    base = build_parts(spec, seed=1).frozen_weights()
+    found = []
+    for resumes in (False, True):
+        service, weights = served(ADAMW, "step", spec)
+        for number in (1, 2):
+            if number == 1 or resumes:
+                more = {"checkpoints": tmp_path / str(resumes), "resume_round": number - 1}
+                (unit,) = control_units(
+                    batches, ADAMW, f"frozen-{first_block}-{resumes}-{number}", 2, spec, frozen=base, **more
+                )
+            weights, _ = federated_round([unit], service, weights, number, 2)
+            assert unit.restored == (number == 2 and resumes)
+            if number == 2 or resumes:
+                unit.close()
+        found.append(weights)
+    for name, value in found[0].items():
+        assert torch.equal(found[1][name], value), name

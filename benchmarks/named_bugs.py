@@ -99,8 +99,8 @@ BUGS = (
     _bug(
         "bytes of an upload are its bits",
         "strategies/planning/costs.py",
-        '"uplink_bytes": instance.upload_bits(n, plan.m) / 8,',
-        '"uplink_bytes": instance.upload_bits(n, plan.m),',
+        "cluster_costs.share * instance.upload_bits(n, plan.m) / 8,",
+        "cluster_costs.share * instance.upload_bits(n, plan.m),",
         "accounting.py",
     ),
     _bug(

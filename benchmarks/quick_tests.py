@@ -77,6 +77,7 @@ _TESTS: dict[str, str] = {
     "client_pipeline/link/hosts.py": "addresses decoder_config decoder_tls",
     "client_pipeline/runtime/control_unit/local_decoder.py": "link_order tied_stream decoder_stream runtime_in_threads",
     "client_pipeline/link/keepalive.py": "addresses",
+    "client_pipeline/link/kept_examples.py": "kept_activations kept_stream",
     "client_pipeline/link/privacy.py": "noise privacy",
     "client_pipeline/link/privacy_config.py": "noise privacy config",
     "client_pipeline/link/stream.py": (
@@ -144,6 +145,7 @@ _TESTS: dict[str, str] = {
     "client_pipeline/runtime/stage/tried_block.py": "device_pool",
     "client_pipeline/runtime/*/*.py": "runtime_in_threads",
     "strategies/decoder/config.py": "decoder_config decoder_tls config",
+    "strategies/decoder/kept_activations.py": "kept_activations kept_stream",
     "strategies/decoder/limits.py": "admission stream_security decoder_barrier news fuzz documented_limits",
     "strategies/decoder/member.py": "decoder_barrier decoder_trainer decoder_stream stream_cuts tied_stream",
     "strategies/decoder/reception.py": (

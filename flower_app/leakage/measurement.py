@@ -28,10 +28,13 @@ from flower_app.config.run_config import RunConfig
 from flower_app.leakage import inversion
 from flower_app.leakage.inversion import Tokens
 from flower_app.leakage.labels import label_rows, read_labels
+from flower_app.leakage.membership import EXAMPLES, tell_members
 from flower_app.runs.run_directory import find_run
 from flower_app.saved_model import SavedModel, load_model
 from flower_app.tasks.base import Evaluator, task
+from flower_app.tasks.data.data_split import weighted_split
 from flower_app.tasks.tokenizer import TextTokenizer
+from flower_app.training.network import training_scenario
 
 Say = Callable[[str], None]
 _MOST_LABELS = 512
@@ -113,9 +116,13 @@ class Observation:
     places: list[Tensor] = field(default_factory=list)
     lengths: list[Tensor] = field(default_factory=list)
     label_rows: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+    """First batches, for the attack on membership."""
 
     def look(self, batch: Batch, depths: list[Tensor]) -> None:
         """Note a batch, with its activations after 0, 1, ... TEBs; raises when there are enough."""
+        if sum(len(kept["input_ids"]) for kept in self.batches) < EXAMPLES:
+            self.batches.append({key: value[:EXAMPLES] for key, value in batch.items()})
         ids, mask = batch["input_ids"], batch["attention_mask"].bool()
         token_mask = mask & ~torch.isin(ids, torch.tensor(sorted(self.marks), dtype=ids.dtype))
         places = torch.arange(ids.shape[1]).expand_as(ids)
@@ -173,6 +180,7 @@ def measure_leakage(
         "longest": int(torch.cat(victims.lengths).max()),
         "depth_of_the_cut": num_depths - 1,
         "without_looking": asdict(inversion.blind(auxiliary.tokens(0), victims.tokens(0))),
+        "membership": _membership(model, config, victims.batches, request.seed),
         "levels": [],
     }
     run_noise = [config.privacy.activation_noise] if config.privacy.on_activations else []
@@ -188,6 +196,19 @@ def measure_leakage(
         levels = sorted({*request.noise, *run_noise})
         report["labels"] = [_label_attack(model, victims, noise, config, request) for noise in levels]
     return report
+
+
+def _membership(model: SavedModel, config: RunConfig, others: Sequence[Batch], seed: int) -> dict[str, Any]:
+    """The attack on membership; why there is none, where the clusters' data are not on this machine."""
+    try:
+        network = training_scenario(config)
+        num_clusters = config.num_clusters or network.num_clusters
+        data = weighted_split(config.data, network.first(num_clusters).data_shares)
+        load = partial(task(config.task).cluster_data, data, model.tokenizer_json)
+        clusters = [load(cluster, num_clusters, config.seed) for cluster in range(num_clusters)]
+    except (OSError, ValueError) as error:
+        return {"error": str(error)}
+    return asdict(tell_members(model.parts, clusters, others, seed))
 
 
 def _label_attack(
@@ -314,6 +335,11 @@ def leakage_table(report: dict[str, Any]) -> Table:
         f"{100 * without['top5']:.0f}%. The server is sent the last column of TEBs; metrics are of the test set, with "
         "that noise on what it is sent."
     )
+    if (membership := report["membership"]).get("members"):
+        table.caption += (
+            f" Membership: a training example has a smaller loss than a held-out one with probability "
+            f"{membership['auc']:.2f} (0.5: nothing is told)."
+        )
     if labels := report.get("labels"):
         guessed = labels[0]["without_looking"]
         texts = [f"{each['noise']:g}: {100 * each['top1']:.0f} / {100 * each['top5']:.0f}%" for each in labels]

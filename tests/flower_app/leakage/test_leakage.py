@@ -8,10 +8,16 @@ from typer.testing import CliRunner
 
 from client_pipeline.families.families import build_parts
 from client_pipeline.families.pretrained import with_tail
+from client_pipeline.partition.parts import target_weight, targets
 from flower_app.cli.main import app
 from flower_app.leakage import inversion
 from flower_app.leakage.inversion import Tokens
 from flower_app.leakage.labels import read_labels
+from flower_app.leakage.measurement import observe
+from flower_app.leakage.membership import tell_members
+from flower_app.runs.run_directory import read_run_config
+from flower_app.saved_model import load_model
+from flower_app.tasks.base import task
 from helpers.decoder_only import small_spec
 from helpers.saved_runs import saved_run
 
@@ -184,3 +190,35 @@ def test_the_table_has_a_row_for_every_noise_and_the_runs_own_is_marked(tmp_path
 def test_wrong_options_and_missing_runs_are_named(options, message):
     result = CliRunner().invoke(app, ["leakage", "nowhere", *options])
     assert result.exit_code == 2 and message in result.output
+
+
+def test_examples_that_were_learnt_by_heart_are_told_from_others_of_their_kind(tmp_path):
+    run_dir = saved_run(TINY | {"task.name": "causal-lm", "model.family": "gpt2", "runs-dir": str(tmp_path)})
+    config, model = read_run_config(run_dir), load_model(run_dir)
+    chosen = task(config.task)
+    data = chosen.cluster_data(config.data, model.tokenizer_json, 0, 20, config.seed)
+    evaluator = chosen.evaluator(config.data, model.tokenizer_json)
+    others = observe(model, evaluator, "test", 20_000).batches
+    assert sum(len(batch["input_ids"]) for batch in others) == 60
+    fresh = tell_members(model.parts, [data], others)
+    assert fresh.auc == pytest.approx(0.5, abs=0.15) and (fresh.members, fresh.others) == (len(data), 60)
+    optimizer = torch.optim.Adam(model.parts.embedding.parameters(), lr=0.01)
+    batch = data.collate(range(len(data)))
+    with torch.enable_grad():
+        for _ in range(60):
+            optimizer.zero_grad()
+            (model.parts.loss_sum(batch) / target_weight(targets(batch))).backward()
+            optimizer.step()
+    assert tell_members(model.parts, [data], others).auc > 0.9
+
+
+def test_membership_of_data_that_are_elsewhere_is_not_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(inversion, "_STEPS", 5)
+    run_dir = saved_run(TINY | {"task.name": "causal-lm", "model.family": "gpt2", "runs-dir": str(tmp_path)})
+
+    def elsewhere(self, *arguments):
+        raise FileNotFoundError("train.en: no such file")
+
+    monkeypatch.setattr("flower_app.tasks.causal_lm.CausalLMTask.cluster_data", elsewhere, raising=False)
+    result = CliRunner().invoke(app, ["leakage", str(run_dir), "--noise", "0", "--cut-only", "--json"])
+    assert json.loads(result.stdout)["membership"] == {"error": "train.en: no such file"}

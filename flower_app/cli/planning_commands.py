@@ -1,4 +1,4 @@
-"""``collapipe plan``, ``schedule``, ``compare`` and ``reproduce``."""
+"""``collapipe plan``, ``schedule``, ``compare``, ``sweep`` and ``reproduce``."""
 
 # Heavy imports stay inside the commands: --help answers at once.
 
@@ -22,7 +22,7 @@ _MOST_SEEDS = 1_000
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (plan, schedule, compare):
+    for command in (plan, schedule, compare, sweep):
         app.command()(command)
     passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     app.command("reproduce", context_settings=passed_on)(reproduce_command)
@@ -192,3 +192,25 @@ def compare(
     else:
         PlainConsole(width=180).print(figures_table(figures))
         typer.echo(f"\n{legend(FIGURES_LEGEND)}")
+
+
+def sweep(
+    over: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE,VALUE,...; once for each key. | stands between values with commas."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Runs of each combination.")] = 1,
+    config: Config = None,
+    sets: Sets = None,
+    out: Annotated[Path, typer.Option(help="Folder of the runs, sweep.csv and best.toml.")] = Path("sweep"),
+    as_json: Json = False,
+) -> None:
+    """Train every combination of some keys' values, compare them on validation, and write the best configuration."""
+    from flower_app.compare.sweep import combinations, sweep as run_sweep, sweep_table
+    from flower_app.plain_console import PlainConsole
+
+    found = run_sweep(combinations(config, sets or (), over or (), seeds), seeds, out, say)
+    if as_json:
+        print_json(found)
+    else:
+        PlainConsole(width=160).print(sweep_table(found))

@@ -128,6 +128,7 @@ def _figures(name: str, folders: Sequence[Path]) -> dict[str, Any]:
     devices = [d for r in rounds for c in r["clusters"] for d in c["devices"].values()]
     return {
         "name": name,
+        "folders": [str(folder) for folder in folders],
         "metric": _mean(metrics),
         "metrics": metrics,
         "validation": _mean(validations),

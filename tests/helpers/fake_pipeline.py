@@ -9,6 +9,7 @@ class FakePipeline:
     """The part of :class:`Pipeline` that :class:`Recovery` uses."""
 
     def __init__(self, num_devices=3):
+        self.name = "collapipe/1/cluster-7"
         self.dead = {}
         """Devices that do not answer, and how; whoever asks finds them lost."""
         self.returns_after = {}

@@ -179,7 +179,9 @@ class Recovery:
         for device in sorted(gone) if gone else (None,):
             kind = fault.kind if device is None else lost_by_device.get(device, fault.kind)
             began = None if device is None else self._fault_began(device)
-            reason = str(fault).splitlines()[0][:300]
+            # The record names cluster and device.
+            reason = str(fault).splitlines()[0].removeprefix(f"{self._pipeline.name}: ")
+            reason = reason.removeprefix(f"device {device}: ")[:300]
             self._faults.open(_KINDS[kind], device, reason, last_sign if began is None else began)
         if not self._replayable:
             raise LostRound(

@@ -198,7 +198,7 @@ function drawDevices() {
   for (const e of state.newest.estimates) for (const t of e.times) times.set(placeOf({ cluster: e.cluster, device: t.place }), t);
   let wanted = state.newest.clusters.flatMap((c) => Array.from({ length: c.num_devices }, (_, k) => {
     const place = placeOf({ cluster: c.cluster, device: k }), d = c.devices[k], t = times.get(place);
-    const wrong = words.get(place) ?? (!d && faults.has(place) ? health(faults.get(place)) : undefined), isNew = c.round === state.newest.round;
+    const wrong = words.get(place) ?? (!d?.blocks && faults.has(place) ? health(faults.get(place)) : undefined), isNew = c.round === state.newest.round;
     return [place, wrong ? "bad" : "", c.name ? `${c.cluster} ${c.name}` : c.cluster, k, d ? d.blocks : 0, d && isNew ? `${short(d.busy_s)} s` : "–", bytes(d?.bytes), t ? `${short(1000 * t.fixed_s)} + ${short(1000 * t.sample_s)} ms` : "–", wrong ?? (isNew ? (d ? "trains" : "idle") : "not in this round")];
   }));
   set($("omitted"), wanted.length > MOST_DEVICES ? `${MOST_DEVICES} of ${wanted.length}: those in trouble, then those of the cluster chosen above` : "");

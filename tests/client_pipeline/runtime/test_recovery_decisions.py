@@ -57,13 +57,15 @@ def records(faults):
 def test_without_a_copy_of_the_step_before_the_round_is_lost_and_says_why(pipeline):
     recovery, faults = begun(pipeline, step=3, replayable=False)
     pipeline.kill(1)
-    action = Action(DeviceFault("device 1: its process ended", KILLED, (1,)))
+    action = Action(DeviceFault(f"{pipeline.name}: device 1: its process ended", KILLED, (1,)))
     reason = "device 1: its process ended; runtime.snapshots = round keeps no copy of step 2: the round is lost"
     with pytest.raises(LostRound, match=reason):
         recovery.run(action, action.again)
     assert action.calls == ["action"] and pipeline.plans == []
     [record] = faults.end_round(recovered=False)
     assert (record.kind, record.device, record.step, record.recovered) == ("device", 1, 3, False)
+    # Of which cluster and device it is the record says.
+    assert record.reason == "its process ended"
     # The next round can be played from its beginning.
     faults.begin_round(6)
     recovery.begin_round(THREE, LEAN, 0.0)

@@ -78,7 +78,7 @@ def test_the_best_by_validation_is_a_configuration_that_runs(tmp_path, metric):
         assert best["validation_deviation"] == pytest.approx(0.1 / 2**0.5)
     config = load_config(str(tmp_path / BEST))
     assert (config.optimizer.lr, config.optimizer.clip_norm, config.num_rounds) == (0.002, 1.0, 4)
-    assert (config.name, config.seed, config.run_dir, config.resume) == ("mine", 0, "", "")
+    assert (config.name, config.seed, config.run_dir, config.resume) == ("mine", 0, "", False)
     with (tmp_path / ROWS).open(newline="") as file:
         lines = list(csv.reader(file))
     assert lines[0] == ["name", "seed", f"validation {metric}", f"test {metric}", "wall_s"]

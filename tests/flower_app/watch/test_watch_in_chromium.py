@@ -176,6 +176,21 @@ def test_a_lost_control_units_devices_stay_and_a_killed_idle_device_is_not_idle(
     assert errors == []
 
 
+def test_a_device_that_died_in_the_newest_round_and_was_replaced_does_not_train(opened):
+    run_dir, line, page, errors = opened()
+    [report] = [report for report in line["clusters"] if report["cluster"] == 0]
+    place, device = next((("workshop", int(k)), d) for k, d in report["devices"].items() if d["blocks"])
+    assert health(page)[place] == "trains"
+    dead = {str(place[1]): {"blocks": 0, "busy_s": device["busy_s"]}}
+    others = [report | {"devices": report["devices"] | dead}]
+    fault = {"kind": "device", "cluster": 0, "device": place[1], "round": 5, "step": 3, "recovered": True}
+    faults = [fault | {"seconds": 0.6, "reason": "its process ended"}]
+    append_round(run_dir, line | {"round": 5, "clusters": others, "faults": faults})
+    progress(page, "round 5 ")
+    seconds_until(lambda: health(page)[place], lambda words: words == "device in round 5")
+    assert errors == []
+
+
 COUNT_TOUCHED = """() => {
   window.touched = 0;
   const nodes = (list) => [...list].reduce((sum, n) => sum + 1 + (n.querySelectorAll?.("*").length ?? 0), 0);

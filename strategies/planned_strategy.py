@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.partition.spec import LoraConfig
 from client_pipeline.timetable.pacing import Pace
 from strategies.aggregation.server_optimizers import ADAPTIVE
 from strategies.aggregation.weighted_mean import WeightedMean
@@ -90,6 +91,17 @@ class PlannedStrategy(Strategy):
         """Return the policy that this strategy brings, from the run's seed; None: the run's ``policy`` plans."""
         del seed
         return None
+
+    @classmethod
+    def check_model(cls, lora: LoraConfig | None, num_blocks: int) -> None:
+        """Raise ``ValueError`` for a model that this strategy does not train.
+
+        Parameters
+        ----------
+        lora : its adapters; None: all its weights are trained
+        num_blocks : TEBs of a cluster, L
+        """
+        del lora, num_blocks
 
     def prepare(self, server_round: int, arrays: ArrayRecord, selected: Sequence[ClusterState]) -> None:
         """Get ready for a round that has been planned."""

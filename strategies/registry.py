@@ -19,14 +19,24 @@ STRATEGIES = {
     "vanilla-fl": "strategies.baselines.vanilla_fl:VanillaFL",
     "pipeline": "strategies.baselines.pipeline:PipeLine",
     "titanic": "strategies.baselines.titanic:Titanic",
+    "splitlora": "strategies.baselines.adapters:SplitLoRA",
+    "splitfrozen": "strategies.baselines.adapters:SplitFrozen",
+    "fedlora": "strategies.baselines.adapters:FedLoRA",
+    "flexlora": "strategies.baselines.adapters:FlexLoRA",
+    "local": "strategies.baselines.adapters:Local",
 }
 """Short names of the strategies of this package. Imported when asked for: a control unit needs none of them."""
 _PLANNED = Traits(keeps="state")
+_SERVED = replace(_PLANNED, decoder_on_server=True, channel_for_each=True, takes_aggregator=True)
+_WAIVED = ("C7", "C9")
 _TRAITS = {
-    COLLAPIPE: replace(_PLANNED, decoder_on_server=True, channel_for_each=True, takes_aggregator=True),
-    "vanilla-fl": replace(_PLANNED, waives=("C7", "C9")),
+    COLLAPIPE: _SERVED,
+    "vanilla-fl": replace(_PLANNED, waives=_WAIVED),
     "pipeline": replace(_PLANNED, uploads=False, averages=False),
     "titanic": _PLANNED,
+    **dict.fromkeys(("splitlora", "splitfrozen"), replace(_SERVED, waives=_WAIVED)),
+    **dict.fromkeys(("fedlora", "flexlora"), replace(_SERVED, decoder_on_server=False, waives=_WAIVED)),
+    "local": replace(_PLANNED, uploads=False, averages=False, waives=_WAIVED),
 }
 """Traits of their classes, for a caller that must not import torch with them."""
 STOCK_KEEPS: dict[str, Keeps] = {

@@ -82,9 +82,12 @@ def build_block(spec: ModelSpec, index: int, base: FrozenBase | None = None) -> 
     return block
 
 
-def build_head(spec: ModelSpec) -> nn.Module:
-    """Build the decoder or head alone; what it reads from a frozen embedding is a frozen parameter of its own."""
-    head = _part(spec, "head", None)
+def build_head(spec: ModelSpec, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
+    """Build the decoder or head alone, over weights by its own names if given.
+
+    What it reads from a frozen embedding is a frozen parameter of its own.
+    """
+    head = _part(spec, "head", weights)
     if spec.lora is None:
         return head
     with undisturbed():

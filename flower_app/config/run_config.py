@@ -106,7 +106,8 @@ class RunConfig:
     """Part of the run directory's name."""
     seed: int = 0
     strategy: str = "collapipe"
-    """``collapipe``, a baseline (``vanilla-fl``, ``pipeline``, ``titanic``), a class of ``flwr.serverapp.strategy`` or
+    """``collapipe``, a baseline (``vanilla-fl``, ``pipeline``, ``titanic``, ``splitlora``, ``splitfrozen``,
+    ``fedlora``, ``flexlora``, ``local``), a class of ``flwr.serverapp.strategy`` or
     ``module:Class``."""
     strategy_options: str = ""
     """Arguments of the strategy's constructor, a JSON object; empty: none."""
@@ -220,8 +221,9 @@ class RunConfig:
         """Refuse what does not go with the strategy and the aggregation rule, as their classes declare."""
         if self.labels_stay and self.strategy != COLLAPIPE:
             raise ValueError(
-                f"split.labels: {self.split.labels} needs strategy = {COLLAPIPE}, found {self.strategy!r}; leave it "
-                "out: with any other strategy no label leaves its cluster"
+                f"split.labels: {self.split.labels} needs strategy = {COLLAPIPE}, found {self.strategy!r}, "
+                + ("whose server computes the loss" if self.traits.decoder_on_server else "with which no label leaves")
+                + "; leave one of them out"
             )
         if self.compression.update != "none" and not self.traits.uploads:
             raise ValueError(

@@ -55,6 +55,8 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
     _check_frozen_head(config)
     _check_cache(config, scenario.planner.num_blocks)
     _check_joining(config, scenario, takes_aggregator=traits_of(cls).takes_aggregator)
+    if issubclass(cls, PlannedStrategy):
+        cls.check_model(config.lora if config.model.trainable == "lora" else None, scenario.planner.num_blocks)
     own_policy = cls.own_policy(config.seed) if issubclass(cls, PlannedStrategy) else None
     chooses_policy = issubclass(cls, PlannedStrategy) and own_policy is None
     paper = chooses_policy and config.policy == "dssda-paper" and not config.plan
@@ -114,19 +116,11 @@ def _adaptation(config: RunConfig, scenario: Scenario, cls: type[PlannedStrategy
 
 
 def _check_frozen_head(config: RunConfig) -> None:
-    """Refuse adapters in a head where nobody adapts, or that clusters train and average whole."""
-    if not config.lora.freezes_head:
-        return
-    if config.model.trainable != "lora":
+    """Refuse adapters in a head where nobody adapts."""
+    if config.lora.freezes_head and config.model.trainable != "lora":
         raise ValueError(
             f"lora.head: {config.lora.head} is of adapters, found model.trainable = {config.model.trainable}; set "
             'model.trainable = "lora", or leave lora.head out'
-        )
-    if not config.traits.decoder_on_server:
-        key, value = ("split.labels", config.split.labels) if config.labels_stay else ("strategy", config.strategy)
-        raise ValueError(
-            f"lora.head: {config.lora.head} needs a head that the server trains, found {key} = {value!r}; leave "
-            f"one of them out"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from logging import INFO
 from typing import Any
 
@@ -44,9 +44,26 @@ class ProductMean(FedAvg):
             return arrays
         joined = to_numpy(arrays)
         for name_b, name_a in _pairs(joined):
-            factors = leading_factors(Factors.of(joined[name_b], joined[name_a]), rank)
-            _put(joined, name_b, name_a, factors)
+            _put(joined, name_b, name_a, self.cut(Factors.of(joined[name_b], joined[name_a]), rank))
         return _record(joined)
+
+    def cut(self, factors: Factors, rank: int) -> Factors:
+        """Return the factors that a cluster of a lower rank begins with."""
+        return leading_factors(factors, rank)
+
+    def mean(self, start: Factors, trained: Sequence[tuple[float, Factors]]) -> tuple[Factors, float]:
+        """Join the clusters' factors of a layer.
+
+        Parameters
+        ----------
+        start : the round's, of the global rank
+        trained : of each cluster its weight, which add up to 1, and its factors
+
+        Returns
+        -------
+        Factors of the global rank, and the share of the mean's norm that they lack.
+        """
+        return mean_product(start, trained, [leading_factors(start, each.rank) for _, each in trained])
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -68,10 +85,9 @@ class ProductMean(FedAvg):
             joined[name] = mean.astype(value.dtype)
         shares = []
         for name_b, name_a in pairs:
-            first = Factors.of(start[name_b], start[name_a])
             trained = [Factors.of(update[name_b], update[name_a]) for update in updates]
-            begun = [leading_factors(first, each.rank) for each in trained]
-            mean_factors, truncated = mean_product(first, list(zip(weights, trained, strict=True)), begun)
+            first = Factors.of(start[name_b], start[name_a])
+            mean_factors, truncated = self.mean(first, list(zip(weights, trained, strict=True)))
             _put(joined, name_b, name_a, mean_factors)
             shares.append(truncated)
         self.truncated = max(shares, default=0.0)

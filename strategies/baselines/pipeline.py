@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from strategies.dssda.answer import Answer, ClusterAnswer, Infeasibility
 from strategies.planning.policy import Round, RoundPolicy
+from strategies.planning.ranked import Segments
 from strategies.planning.segment_rules import even_choice
 from strategies.separate_models import SeparateModels
 
@@ -15,22 +16,31 @@ class PipeLine(SeparateModels):
     def own_policy(cls, seed: int) -> RoundPolicy:
         """Return the policy by which every cluster trains on even segments."""
         del seed
-        return EvenPipelines()
+        return EveryCluster("pipeline", even_choice)
 
 
-class EvenPipelines(RoundPolicy):
-    """Policy by which every cluster trains: none needs a channel."""
+class EveryCluster(RoundPolicy):
+    """Policy by which every cluster trains: none needs a channel.
 
-    name = "pipeline"
+    Parameters
+    ----------
+    name : of the policy
+    segments : of the clusters
+    """
+
     tells_tebs_apart = True
 
+    def __init__(self, name: str, segments: Segments) -> None:
+        self.name = name
+        self._segments = segments
+
     def plan(self, round_: Round) -> Answer:
-        """Plan even segments; a cluster whose devices do not hold them is infeasible."""
+        """Plan the segments; a cluster whose devices do not hold them is infeasible."""
         instance, parts, faults = round_.instance, [], []
         for n in range(instance.num_clusters):
-            choice = even_choice(instance, n)
+            choice = self._segments(instance, n)
             if choice is None:
-                reason = "even segments do not fit; use more devices or more memory"
+                reason = "these segments do not fit; use more devices or more memory"
                 faults.append(Infeasibility(n, "C7", instance.L, 0, reason))
             parts.append(
                 ClusterAnswer("feasible", choice is not None, choice=choice, uplink_s=0.0, uplink_energy_j=0.0)

@@ -27,6 +27,8 @@ from strategies.decoder.member import Refusal
 from strategies.flower_names import log
 
 NAME_LENGTH = 32
+LEAST_ENTRY = 4096
+"""What an example counts for at least [byte]: its place in memory takes up to 400, however short a cluster makes it."""
 _LABELS = f"{TARGET_PREFIX}labels"
 
 
@@ -40,7 +42,7 @@ class KeptActivations:
 
     Parameters
     ----------
-    cluster_bytes : most that it keeps of one cluster [byte]
+    cluster_bytes : most that it keeps of one cluster [byte]; an example counts for `LEAST_ENTRY` or more
     folder : where the file is; None: that of the machine's temporary files
 
     Raises
@@ -76,7 +78,8 @@ class KeptActivations:
         ]
         with self._lock:
             new = {name: blob for name, blob in zip(names, blobs, strict=True) if (cluster, name) not in self._places}
-            size, held = sum(map(len, new.values())), self._held_bytes.get(cluster, 0)
+            size = sum(max(len(blob), LEAST_ENTRY) for blob in new.values())
+            held = self._held_bytes.get(cluster, 0)
             if self._is_full or held + size > self._cluster_bytes:
                 return not new
             try:

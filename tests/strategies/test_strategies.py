@@ -47,7 +47,7 @@ def test_any_strategy_is_found_by_module_and_class():
         make_stock("json:JSONDecoder", {}, 2)
 
 
-def test_no_strategy_but_collapipe_has_a_decoder_that_activations_and_labels_would_go_to():
+def test_activations_and_labels_go_to_the_decoder_of_collapipe_and_the_split_baselines_alone():
     names = [*STRATEGIES, *stock_strategies()]
     served = [name for name in names if traits_of(strategy_class(name)).decoder_on_server]
-    assert served == ["collapipe"] and len(names) > 10
+    assert served == ["collapipe", "splitlora", "splitfrozen"] and len(names) > 10

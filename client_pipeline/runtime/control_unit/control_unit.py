@@ -278,13 +278,18 @@ class ControlUnit:
     def _head(self) -> HeadTrainer:
         if self._own_head is None:
             spec, frozen = self.setup.spec, self.setup.frozen
-            head = build_head(spec)
-            if spec.lora is not None:
+            if spec.lora is None:
+                head = build_head(spec)
+            else:
                 # What the head has in common with the embedding comes once.
                 tied = self.adapter.tied(spec)
                 shared = {name: frozen[f"embedding.{tied_to}"] for name, tied_to in tied.items()}
-                head_weights = {} if isinstance(frozen, FrozenBase) else part_weights(frozen, "head")
-                load_parameters(frozen_parameters(head), head_weights | shared, "head (frozen)")
+                if isinstance(frozen, FrozenBase) and spec.lora.freezes_head:
+                    head = build_head(spec, {**frozen.part("head."), **shared})
+                else:
+                    head = build_head(spec)
+                    head_weights = {} if isinstance(frozen, FrozenBase) else part_weights(frozen, "head")
+                    load_parameters(frozen_parameters(head), head_weights | shared, "head (frozen)")
             self._own_head = HeadTrainer(
                 head, self.setup.optimizer, unit=self.num_blocks, precision=self.setup.runtime.precision
             )

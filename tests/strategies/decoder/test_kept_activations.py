@@ -2,12 +2,13 @@
 
 import errno
 import os
+import tracemalloc
 
 import pytest
 import torch
 
 from client_pipeline.link.kept_examples import KeptExamples, split_names
-from strategies.decoder.kept_activations import KeptActivations
+from strategies.decoder.kept_activations import LEAST_ENTRY, KeptActivations
 from strategies.decoder.member import Refusal
 
 MIB = 1 << 20
@@ -53,7 +54,7 @@ def test_bytes_of_a_codec_come_back_as_they_were(store):
 
 
 def test_a_cluster_has_neither_anothers_examples_nor_its_room(tmp_path):
-    kept = KeptActivations(3000, tmp_path)
+    kept = KeptActivations(LEAST_ENTRY + 3000, tmp_path)
     assert kept.put(0, ["a"], frame([20], width=16))
     assert not kept.put(0, ["b"], frame([20], width=16))
     assert kept.put(0, ["a"], frame([20], width=16)), "it is kept already"
@@ -63,6 +64,19 @@ def test_a_cluster_has_neither_anothers_examples_nor_its_room(tmp_path):
     with pytest.raises(Refusal, match="found 0 of 0 others"):
         kept.get(0, [])
     kept.close()
+
+
+def test_examples_of_a_few_bytes_cannot_fill_the_memory_with_their_places(tmp_path):
+    kept, room = KeptActivations(64 * MIB, tmp_path), 64 * MIB // LEAST_ENTRY
+    tensors = frame([1], width=1)
+    kept.put(0, ["warm"], tensors)
+    tracemalloc.start()
+    taken = sum(kept.put(0, [f"{number:032x}"], tensors) for number in range(room + 200))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    kept.close()
+    assert taken == room - 1
+    assert held < 64 * MIB / 8
 
 
 def test_a_full_disk_ends_keeping_and_no_run(store, monkeypatch, caplog):

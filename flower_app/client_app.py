@@ -225,6 +225,7 @@ def _cluster_setup(
             tuple(json.loads(str(setup_values.get("data-shares", "[]")))),
         ),
         compression=config.compression,
+        forward_only=bool(setup_values.get("forward-only", 0)),
         privacy=config.privacy,
         frozen=sent,
         base=str(setup_values.get(BASE_KEY, "")),

@@ -54,7 +54,9 @@ class TebCosts(NamedTuple):
     """Share of ``saved_bytes`` that waits in a backward pass that puts weight gradients off."""
 
 
-def teb_costs(spec: ModelSpec, sequence_length: int, *, index: int = 0, recompute: bool = False) -> TebCosts:
+def teb_costs(
+    spec: ModelSpec, sequence_length: int, *, index: int = 0, recompute: bool = False, forward_only: bool = False
+) -> TebCosts:
     """Count one TEB of a model for one sample, forward and backward for real, on tensors without data.
 
     Of experts the matrices of all count as memory, and as work those that a token visits. Attention with a window
@@ -66,6 +68,7 @@ def teb_costs(spec: ModelSpec, sequence_length: int, *, index: int = 0, recomput
     sequence_length : T, tokens of the sample, none of them padding
     index : of the TEB
     recompute : each backward pass begins with the forward pass once more
+    forward_only : there is no backward pass, and nothing is kept for one
 
     Raises
     ------
@@ -83,6 +86,9 @@ def teb_costs(spec: ModelSpec, sequence_length: int, *, index: int = 0, recomput
             f'costs = "model": TEB {index} of model type {spec.family!r} cannot be counted on tensors without data: '
             f'{next(iter(str(error).splitlines()), type(error).__name__):.200}; set costs = "scenario"'
         ) from error
+    if forward_only:
+        passed = {"backward_flop": 0, "weight_flop": 0, "saved_bytes": 0, "kept_keys_bytes": 0}
+        return costs._replace(attention_flop=forward_attention_flop, **passed)
     if not recompute:
         return costs
     return costs._replace(
@@ -91,14 +97,17 @@ def teb_costs(spec: ModelSpec, sequence_length: int, *, index: int = 0, recomput
     )
 
 
-def all_teb_costs(spec: ModelSpec, sequence_length: int, *, recompute: bool = False) -> tuple[TebCosts, ...]:
+def all_teb_costs(
+    spec: ModelSpec, sequence_length: int, *, recompute: bool = False, forward_only: bool = False
+) -> tuple[TebCosts, ...]:
     """Count all TEBs of a model, (L,); each kind once. See :func:`teb_costs`.
 
     Of models that are not decoder-only one TEB stands for all, and one with more or less than the rest (DeBERTa's
     convolution) is not told apart; but those without adapters (``lora.first-block``) are from those with some.
     """
     kinds = _kinds(spec.to_json(), sequence_length)
-    counted = {i: teb_costs(spec, sequence_length, index=i, recompute=recompute) for i in dict.fromkeys(kinds)}
+    passes = {"recompute": recompute, "forward_only": forward_only}
+    counted = {i: teb_costs(spec, sequence_length, index=i, **passes) for i in dict.fromkeys(kinds)}
     return tuple(counted[i] for i in kinds)
 
 
@@ -232,6 +241,7 @@ def model_costs(
     compression: CompressionConfig | None = None,
     trains_head: bool = False,
     recompute: bool = False,
+    forward_only: bool = False,
 ) -> Costs:
     """Costs of a model in the terms of a scenario's ``[block]``, per sample.
 
@@ -257,6 +267,7 @@ def model_costs(
     compression : of updates and activations; None: none
     trains_head : the decoder or head is trained in the cluster and goes up with the encoder, and no activations do
     recompute : devices keep inputs alone and compute the rest again (``runtime.recompute``)
+    forward_only : clusters train nothing, and no gradient comes back
 
     Raises
     ------
@@ -276,7 +287,8 @@ def model_costs(
     if optimizer not in OPTIMIZER_STATES:
         raise ValueError(f"optimizer: expected one of {', '.join(OPTIMIZER_STATES)}, found {optimizer!r}")
     compression = compression or CompressionConfig()
-    family, tebs = family_named(spec.family), all_teb_costs(spec, sequence_length, recompute=recompute)
+    family = family_named(spec.family)
+    tebs = all_teb_costs(spec, sequence_length, recompute=recompute, forward_only=forward_only)
     teb = TebCosts(*map(max, zip(*tebs, strict=True)))
     flop = [each.forward_flop + each.backward_flop for each in tebs]
     with torch.device("meta"):
@@ -307,7 +319,7 @@ def model_costs(
         kept_keys_sample_bytes=teb.kept_keys_bytes,
         later_keys_sample_bytes=teb.later_keys_bytes,
         waiting_share=teb.waiting_share,
-        recompute=recompute,
+        recompute=recompute and not forward_only,
     )
     stream_bits = samples * (sent_bits + target_bits) + 8.0 * (local_steps - 1) * shared
     return Costs(
@@ -316,7 +328,7 @@ def model_costs(
         o_b_scaling="sample",
         t0=0.0,
         z_bits=activation_bits,
-        g_bits=activation_bits,
+        g_bits=0.0 if forward_only else activation_bits,
         act_scaling="sample",
         lat=0.0,
         upload_time_bits=update_bits + (0.0 if trains_head else stream_bits),
@@ -324,9 +336,9 @@ def model_costs(
         block_memory=memory.block_memory(batch_size),
         device_memory=memory.device_memory(batch_size),
         memory=memory,
-        weight_share=teb.weight_flop / teb.backward_flop,
+        weight_share=teb.weight_flop / max(teb.backward_flop, 1),
         attention_share=teb.attention_flop / (teb.forward_flop + teb.backward_flop),
         activation_memory=float(batch_size * teb.saved_bytes),
-        kept_keys_share=teb.kept_keys_bytes / teb.saved_bytes,
+        kept_keys_share=teb.kept_keys_bytes / max(teb.saved_bytes, 1),
         teb_shares=tuple(each / (teb.forward_flop + teb.backward_flop) for each in flop) if len(set(flop)) > 1 else (),
     )

@@ -270,6 +270,14 @@ class RunConfig:
         """True if the server keeps blocks of a model whose labels stay, and returns their states."""
         return self.labels_stay and self.task.name in ("causal-lm", "instruction")
 
+    def forward_only(self, num_blocks: int) -> bool:
+        """Return whether clusters run forward alone: none of their ``num_blocks`` TEBs is trained, nor anything below.
+
+        Times that are measured are of both passes.
+        """
+        frozen = self.model.trainable == "lora" and self.lora.first_block >= num_blocks
+        return frozen and self.traits.decoder_on_server and not self.labels_stay and self.costs != "measured"
+
     def adapted(self, spec: ModelSpec) -> ModelSpec:
         """Return a model's specification with the run's adapters, if it trains any."""
         if self.model.trainable != "lora":

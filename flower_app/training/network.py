@@ -59,7 +59,9 @@ def training_scenario(config: RunConfig, spec: ModelSpec | None = None) -> Scena
         energy_price=overrides.energy_price or planner.energy_price,
         bandwidth=cast(Bandwidth, overrides.bandwidth) if overrides.bandwidth else planner.bandwidth,
     )
-    costs = scenario.costs
+    costs, forward_only = scenario.costs, config.forward_only(num_blocks)
+    if forward_only:
+        costs = replace(costs, o_b=0.0, g_bits=0.0)
     if not config.traits.decoder_on_server:
         # Where the cluster trains the decoder, no activations go up.
         costs = replace(costs, upload_activation_bits=0.0)
@@ -75,6 +77,7 @@ def training_scenario(config: RunConfig, spec: ModelSpec | None = None) -> Scena
             compression=config.compression,
             trains_head=not config.traits.decoder_on_server,
             recompute=config.recomputes,
+            forward_only=forward_only,
         )
     return replace(scenario, planner=settings, costs=costs)
 

@@ -121,6 +121,7 @@ def set_up(run: PreparedRun, grid: Grid, nodes: Sequence[int], service: DecoderS
         "num-clusters": run.num_clusters,
         "run-name": run_directory.plain_name(run.run_dir),
         "resume-round": run.completed,
+        "forward-only": int(_forward_only(run)),
         **{f"{key}-identity": value for key, value in run.identity._asdict().items()},
         "device-actors": arrangement.device_actors,
         "cluster-actors": arrangement.cluster_actors,
@@ -147,6 +148,7 @@ def decoder_service(run: PreparedRun, news: LiveNews | None = None) -> DecoderSe
     ``news`` receives the control units' messages about the round in progress.
     """
     config = run.config
+    forward_only = _forward_only(run)
     trainer = DecoderTrainer(
         HeadTrainer(
             run.parts.head_on_server,
@@ -154,7 +156,7 @@ def decoder_service(run: PreparedRun, news: LiveNews | None = None) -> DecoderSe
             unit=run.scenario.planner.num_blocks,
             precision=config.runtime.precision,
             accelerator=find_accelerator(config.runtime.accelerator, training_bytes(run.parts.head_on_server)),
-            answers_gradients=not config.compression.cache_gb,
+            answers_gradients=not forward_only,
         ),
         decoder_sync=config.sync,
         join_timeout_s=config.decoder.join_timeout,
@@ -168,8 +170,13 @@ def decoder_service(run: PreparedRun, news: LiveNews | None = None) -> DecoderSe
     limits = StepLimits.of(run.parts.spec, most, config.data.max_length, config.data.packing)
     listener = {} if news is None else {"on_news": news.hear}
     base = run.frozen if isinstance(run.frozen, BaseWeights) else None
-    kept = KeptActivations(int(config.compression.cache_gb * 2**30)) if config.compression.cache_gb else None
+    # Without room for any it answers with losses alone, too.
+    kept = KeptActivations(int(config.compression.cache_gb * 2**30)) if forward_only else None
     return DecoderService(config.decoder, trainer, run.num_clusters, codec, limits, base=base, kept=kept, **listener)
+
+
+def _forward_only(run: PreparedRun) -> bool:
+    return run.config.forward_only(run.scenario.planner.num_blocks)
 
 
 def _train_rounds(

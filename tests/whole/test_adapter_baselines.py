@@ -204,18 +204,20 @@ def test_the_methods_learn_different_things(trained):
 
 @pytest.mark.slow
 def test_what_they_cost_is_what_they_send_and_waive(trained):
-    sent = {}
+    sent, taken = {}, {}
     for name in CASES:
         for line in read_rounds(trained / name)[0]:
             assert line["plan"]["policy"] == name and line["plan"]["waived"] == ["C7", "C9"]
             assert [cluster["plan"]["delta"].count(0) for cluster in line["clusters"]] == [5, 5]
             assert all(cluster["plan"]["m"] == 1 for cluster in line["clusters"])
         sent[name] = [cluster["payload_bytes"] for cluster in line["clusters"]]
+        taken[name] = [cluster["pipeline_s"] for cluster in line["virtual"]["clusters"]]
     for name in ("splitlora", "splitfrozen"):
         assert all(cluster["up"] > 0 for cluster in sent[name])
     for name in ("fedlora", "flexlora", "local"):
         assert all(cluster["up"] == cluster["down"] == 0 for cluster in sent[name])
-    assert [cluster["update"] for cluster in sent["splitfrozen"]] == [0, 0]
+    assert [(cluster["update"], cluster["down"]) for cluster in sent["splitfrozen"]] == [(0, 0), (0, 0)]
+    assert all(frozen < whole / 2 for frozen, whole in zip(taken["splitfrozen"], taken["splitlora"], strict=True))
     # The whole model's adapters beside those of the TEBs, and of half the rank.
     assert sent["fedlora"][0]["update"] > sent["splitlora"][0]["update"] > 0
     assert sent["flexlora"][1]["update"] * 2 == sent["flexlora"][0]["update"] == sent["fedlora"][0]["update"]

@@ -93,7 +93,7 @@ class ControlUnit:
             codec=self.codec,
             placement=setup.placement,
             absent=setup.absent,
-            kept=KeptExamples() if setup.compression.cache_gb else None,
+            kept=KeptExamples() if setup.forward_only else None,
         )
         self.injector = FaultInjector(setup.faults, setup.cluster, setup.local_steps, setup.folder)
         self.faults = RoundFaults(setup.cluster, setup.folder, setup.lost_at)

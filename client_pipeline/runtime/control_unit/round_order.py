@@ -52,6 +52,8 @@ class ClusterSetup:
     local_steps: int
     load_data: Callable[[], TrainingData]
     """Called once, in the control unit's process."""
+    forward_only: bool = False
+    """True if none of the cluster's weights is trained, and the server answers with losses alone."""
     compression: CompressionConfig = field(default_factory=CompressionConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     frozen: Mapping[str, Any] = field(default_factory=dict)

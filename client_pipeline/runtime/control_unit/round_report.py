@@ -173,11 +173,15 @@ class _Batch(NamedTuple):
 
 
 def _batches(outcome: StepOutcome) -> Iterable[_Batch]:
-    """Cut a step into its batches: each has 2 m actions on every device, or 3 m where backward passes are in two."""
+    """Cut a step into its batches: each has 2 m actions on every device, or 3 m where backward passes are in two.
+
+    There are none where devices run forward alone: what is measured is of both passes.
+    """
     total = len(outcome.exchange)
     some = next(iter(outcome.devices.values())).actions if outcome.devices else []
-    each = 3 if any(action.kind == "W" for action in some) else 2
-    if not total or any(len(report.actions) != each * total for report in outcome.devices.values()):
+    kinds = {action.kind for action in some}
+    each = 3 if "W" in kinds else 2
+    if not total or "B" not in kinds or any(len(report.actions) != each * total for report in outcome.devices.values()):
         return
     # Numbers of micro-batches begin anew with each batch.
     m = max(action.micro_batch for action in some) + 1

@@ -184,6 +184,9 @@ class BatchRun:
             loss_sum += gradient.loss_sum
             norm_sq = gradient.norm_sq
             self._progress("G", i)
+            if order.forward_only:
+                self._progress("B", i)
+                continue
             slices = gradient.tensor.split(self._lengths, dim=1)
             for n, part in reversed(list(zip(order.numbers(i), slices, strict=True))):
                 self._transport.send(part, self._transport.size - 1, BACKWARD, n)
@@ -199,6 +202,8 @@ class BatchRun:
 
     def _backward(self) -> None:
         shapes, order = self._order.shapes(), self._order
+        if order.forward_only:
+            return
         received = [self._transport.receive(shape, 1, BACKWARD, n) for n, shape in enumerate(shapes)]
         for i in range(len(order.sizes)):
             gradient = joined_slices([received[n].wait() for n in order.numbers(i)])

@@ -51,7 +51,8 @@ class Pipeline:
     frozen : what adapters are added to, by global name
     codec : how activations and gradients travel between the devices
     absent : devices that have no machine yet; they are lost until they come
-    kept : examples whose activations the server keeps, so that no device runs for them; None: it keeps none
+    kept : where TEBs are run forward alone: examples whose activations the server keeps, so that no device runs for
+        them; None: gradients come back
 
     After a :class:`DeviceFault` the caller decides on a plan for those that are left, see :meth:`give_up_silent`;
     :meth:`apply_plan` then puts all TEBs back to the last :meth:`commit`.
@@ -297,6 +298,7 @@ class Pipeline:
             # A batch of shorter texts than the planned ones has no empty slices.
             num_slices=min(self.token_slices, batch["attention_mask"].shape[1]),
             pace=pace,
+            forward_only=self.kept is not None,
         )
 
         def arrived(kind: str, number: int) -> None:
@@ -351,7 +353,9 @@ class Pipeline:
             loss_sum=answer.loss_sum,
             weight=target_weight(targets(batch)),
             devices=devices,
-            link_bytes=2 * sum(size * length for size, length, _ in order.shapes()) * self.codec.row_bytes(self.width),
+            link_bytes=(1 if order.forward_only else 2)
+            * sum(size * length for size, length, _ in order.shapes())
+            * self.codec.row_bytes(self.width),
             decoder_norm_sq=answer.norm_sq,
             segments=self.segments,
             sizes=order.sizes,

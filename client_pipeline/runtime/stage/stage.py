@@ -69,6 +69,8 @@ class StepOrder:
     """Q: slices that each micro-batch is cut into along the sequence; at most T."""
     pace: Pace | None = None
     """Times of paced devices; None: devices compute as fast as they can."""
+    forward_only: bool = False
+    """True if nothing is trained here or below, and no gradient comes."""
 
     def shapes(self, *, last: bool = False) -> list[tuple[int, int, int]]:
         """Return the shape of each micro-batch's (or slice's) activations on a link.
@@ -225,7 +227,14 @@ class Stage:
         return x_BTD
 
     def forward(
-        self, step: StepId, micro_batch: int, x_BTD: Tensor, seen: Tensor | TokenSlice, *, splits: bool = False
+        self,
+        step: StepId,
+        micro_batch: int,
+        x_BTD: Tensor,
+        seen: Tensor | TokenSlice,
+        *,
+        splits: bool = False,
+        forward_only: bool = False,
     ) -> Tensor:
         """Compute the output, and keep the tensors that the backward pass needs (the input alone when recomputing).
 
@@ -236,7 +245,11 @@ class Stage:
         x_BTD : its activations
         seen : the padding mask [B, T]; or the slice that it is, which has keys and values of the slices before
         splits : weight gradients will be asked for on their own, by :meth:`backward_weights`
+        forward_only : there will be no backward pass, and nothing is kept
         """
+        if forward_only:
+            with torch.no_grad():
+                return self._compute(step, micro_batch, x_BTD.to(self.accelerator), seen).to(HOST)
         x_BTD = x_BTD.to(self.accelerator).requires_grad_()
         self._inputs[micro_batch] = x_BTD
         self.peak_stored = max(self.peak_stored, len(self._inputs.keys() | self._waiting.keys()))
@@ -332,6 +345,8 @@ def run_actions(stage: Stage, transport: Transport, order: StepOrder) -> list[Do
     """
     rank, last_rank = transport.rank, transport.size - 1
     todo = actions(order.schedule, rank - 1, last_rank, len(order.sizes), order.num_slices)
+    if order.forward_only:
+        todo = [action for action in todo if action.kind == "F"]
     masks, shapes = order.masks(), {last: order.shapes(last=last) for last in (False, True)}
     previous, following = rank - 1, (rank + 1) % transport.size
 
@@ -366,7 +381,14 @@ def run_actions(stage: Stage, transport: Transport, order: StepOrder) -> list[Do
             if received_tensor is None:
                 stage.backward_weights(micro_batch)
             elif kind == "F":
-                result = stage.forward(order.step, micro_batch, received_tensor, masks[micro_batch], splits=splits)
+                result = stage.forward(
+                    order.step,
+                    micro_batch,
+                    received_tensor,
+                    masks[micro_batch],
+                    splits=splits,
+                    forward_only=order.forward_only,
+                )
             else:
                 result = stage.backward(order.step, micro_batch, received_tensor, masks[micro_batch])
             end = time.time()

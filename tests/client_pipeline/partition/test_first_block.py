@@ -107,3 +107,14 @@ def test_costs_tell_tebs_with_adapters_from_those_without(family, head):
     everywhere = model_costs(replace(spec, lora=LORA), sequence_length=8, batch_size=4)
     few = model_costs(spec, sequence_length=8, batch_size=4)
     assert few.upload_energy_bits < everywhere.upload_energy_bits
+
+
+@pytest.mark.parametrize(("family", "head"), FAMILIES)
+def test_costs_of_a_cluster_that_trains_nothing_are_those_of_forward_passes(family, head):
+    options = dict(sequence_length=8, batch_size=4, recompute=True)
+    spec = spec_with(NUM_BLOCKS, family, head)
+    both, alone = (model_costs(spec, forward_only=forward_only, **options) for forward_only in (False, True))
+    assert (alone.o_f, alone.z_bits, alone.teb_shares) == (both.o_f, both.z_bits, ())
+    assert (alone.o_b, alone.g_bits, alone.weight_share) == (0, 0, 0) and both.o_b > both.o_f
+    assert alone.memory.block_memory(4) == both.memory.held_bytes < both.block_memory
+    assert alone.upload_time_bits == both.upload_time_bits > alone.upload_energy_bits == 0

@@ -1,4 +1,4 @@
-"""Control units whose TEBs are all frozen: with the server's store no device runs once activations were sent."""
+"""Control units whose TEBs are all frozen: devices run forward alone, and not at all once the server has it."""
 
 from dataclasses import replace
 
@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from client_pipeline.families.families import build_parts
-from client_pipeline.link.compression import CompressionConfig
 from client_pipeline.partition.spec import LoraConfig
 from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
-from helpers.federated_rounds import control_units, federated_round
+from helpers.federated_rounds import PLANS, control_units, federated_round
 from helpers.tiny_models import NUM_BLOCKS, tiny_batch, tiny_spec
 from strategies.decoder.kept_activations import KeptActivations
 
@@ -17,18 +16,18 @@ ADAMW = OptimizerConfig(name="adamw", lr=1e-2, clip_norm=1.0)
 ROUNDS = 3
 
 
-def trained(served, spec, kept, run):
-    """Weights, results and the service's received amounts after some rounds of two clusters."""
+def trained(served, spec, run, room=None, plans=PLANS):
+    """Weights, results and the service's received amounts after some rounds of two clusters; ``room`` of a store."""
     batches = [tiny_batch(spec, size=7, length=9, seed=1), tiny_batch(spec, size=5, length=6, seed=2)]
-    store = KeptActivations(1 << 20) if kept else None
-    service, weights = served(ADAMW, "step", spec, **({"kept": store} if kept else {}))
-    compression = CompressionConfig(cache_gb=1.0 if kept else 0.0)
+    forward_only = room is not None
+    more = {"kept": KeptActivations(room)} if forward_only else {}
+    service, weights = served(ADAMW, "step", spec, **more)
     base = build_parts(spec, seed=1).frozen_weights()
-    units = control_units(batches, ADAMW, run, 2, spec, frozen=base, compression=compression)
+    units = control_units(batches, ADAMW, run, 2, spec, frozen=base, forward_only=forward_only)
     results = []
     try:
         for number in range(1, ROUNDS + 1):
-            weights, of_round = federated_round(units, service, weights, number, 2)
+            weights, of_round = federated_round(units, service, weights, number, 2, plans=plans)
             results.append(of_round)
     finally:
         for unit in units:
@@ -40,8 +39,8 @@ def trained(served, spec, kept, run):
 @pytest.mark.parametrize(("family", "head"), [("llama", "causal-lm"), ("bert", "sequence-classification")])
 def test_rounds_are_the_same_and_activations_travel_once(served, family, head):
     spec = replace(tiny_spec(family, head, dropout=0.0), lora=LoraConfig(rank=2, first_block=NUM_BLOCKS))
-    expected, sent, _ = trained(served, spec, False, f"sends-{family}")
-    weights, kept, service = trained(served, spec, True, f"keeps-{family}")
+    expected, sent, _ = trained(served, spec, f"sends-{family}")
+    weights, kept, service = trained(served, spec, f"keeps-{family}", 1 << 20)
     for name, value in expected.items():
         torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-6, msg=name)
     for number, (of_sent, of_kept) in enumerate(zip(sent, kept, strict=True), start=1):
@@ -55,8 +54,29 @@ def test_rounds_are_the_same_and_activations_travel_once(served, family, head):
             assert payload["up"] == (one.report["payload_bytes"]["up"] / 2 if number == 1 else 0)
             assert payload["down"] == 0 < one.report["payload_bytes"]["down"]
             assert (other.report["timeline"] == []) == (number > 1)
-            assert (other.report["link_bytes"] == 0) == (number > 1)
+            # Of two steps one sends activations, and no gradient comes back.
+            assert other.report["link_bytes"] == (one.report["link_bytes"] / 4 if number == 1 else 0)
     assert [service.sent[n].examples for n in (0, 1)] == [7, 5]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+def test_devices_run_forward_alone_where_nothing_is_kept(served, schedule):
+    spec = replace(tiny_spec("llama", "causal-lm", dropout=0.0), lora=LoraConfig(rank=2, first_block=NUM_BLOCKS))
+    plans = [replace(plan, schedule=schedule, token_slices=2) for plan in PLANS]
+    expected, sent, _ = trained(served, spec, f"both-{schedule}", plans=plans)
+    weights, forward, service = trained(served, spec, f"forward-{schedule}", 0, plans=plans)
+    for name, value in expected.items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-6, msg=name)
+    for one, other in ((o, f) for pair in zip(sent, forward, strict=True) for o, f in zip(*pair, strict=True)):
+        assert other.loss == pytest.approx(one.loss, rel=1e-5)
+        assert other.report["computed_steps"] == 2
+        assert other.report["payload_bytes"] == one.report["payload_bytes"] | {"down": 0}
+        assert 2 * other.report["link_bytes"] == one.report["link_bytes"] > 0
+        assert {kind for kind, *_ in other.report["timeline"]} == {"F"}
+        assert len(other.report["timeline"]) == sum(kind == "F" for kind, *_ in one.report["timeline"])
+        for device, figures in other.report["devices"].items():
+            assert figures["held_bytes"] < one.report["devices"][device]["held_bytes"]
 
 
 @pytest.mark.slow

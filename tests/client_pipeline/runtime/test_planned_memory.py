@@ -48,7 +48,7 @@ class Anyone:
     flush = send
 
 
-def counted_bytes(spec, plan, recompute, precision="float32"):
+def counted_bytes(spec, plan, recompute, precision="float32", forward_only=False):
     """Return the peak bytes of each stage of a plan after one step."""
     base, peaks, first = FreshBase(spec, seed=0), [], 0
     order = StepOrder(
@@ -58,6 +58,7 @@ def counted_bytes(spec, plan, recompute, precision="float32"):
         mask_BT=torch.ones(BATCH_SIZE, LENGTH, dtype=torch.bool),
         width=WIDTH,
         num_slices=plan.token_slices,
+        forward_only=forward_only,
     )
     for number, num_blocks in enumerate(plan.delta):
         stage = Stage(spec, OptimizerConfig(name="adamw"), recompute, precision)
@@ -70,10 +71,11 @@ def counted_bytes(spec, plan, recompute, precision="float32"):
     return peaks
 
 
-def planned_round(spec, recompute):
+def planned_round(spec, recompute, forward_only=False):
     """The planner's problem, by which it says the same of a plan."""
     scenario = load_scenario("two-clusters")
-    costs = model_costs(spec, sequence_length=LENGTH, batch_size=BATCH_SIZE, recompute=recompute)
+    passes = {"recompute": recompute, "forward_only": forward_only}
+    costs = model_costs(spec, sequence_length=LENGTH, batch_size=BATCH_SIZE, **passes)
     settings = replace(scenario.planner, num_blocks=sum(DELTA), batch_size=BATCH_SIZE)
     network = replace(scenario, costs=costs, planner=settings)
     return round_instance(network, NetworkTrace(network).round(1), Queues.empty(network.num_clusters))
@@ -100,6 +102,15 @@ def test_token_slices_and_weights_that_wait_are_planned_too(recompute):
     for plan in (of_three("gpipe", token_slices=4), of_three("zb-h1"), of_three("zb-h1", token_slices=2)):
         counted = counted_bytes(ADAPTED, plan, recompute)
         assert device_memory(instance, plan) == pytest.approx(counted, rel=0.15), plan
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_stage_that_runs_forward_alone_holds_its_weights_and_nothing_else(recompute):
+    spec = replace(ADAPTED, lora=replace(ADAPTED.lora, first_block=sum(DELTA)))
+    instance = planned_round(spec, recompute, forward_only=True)
+    for plan in (of_three("gpipe"), of_three("zb-h1"), of_three("1f1b", token_slices=2)):
+        counted = counted_bytes(spec, plan, recompute, forward_only=True)
+        assert device_memory(instance, plan) == pytest.approx(counted, rel=1e-9), plan
 
 
 def test_recomputing_holds_the_activations_of_one_micro_batch_and_the_inputs_of_the_others():

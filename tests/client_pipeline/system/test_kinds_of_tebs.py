@@ -55,7 +55,7 @@ def test_a_token_works_with_the_experts_that_it_visits_and_memory_holds_all_of_t
 def test_each_kind_of_teb_is_counted_once(monkeypatch):
     asked = []
 
-    def counted(spec, length, *, index, recompute):
+    def counted(spec, length, *, index, **passes):
         asked.append(index)
         return f"costs of {index}"
 
@@ -69,7 +69,7 @@ def test_each_kind_of_teb_is_counted_once(monkeypatch):
 
 
 def test_layers_with_a_window_are_a_kind_of_their_own(monkeypatch):
-    monkeypatch.setattr(costs_module, "teb_costs", lambda spec, length, *, index, recompute: index)
+    monkeypatch.setattr(costs_module, "teb_costs", lambda spec, length, *, index, **passes: index)
     windows = {
         "use_sliding_window": True,
         "sliding_window": 8,

@@ -31,6 +31,9 @@ def draw(generator):
         up["Emax"] = float(generator.choice([2.0, 10.0, 50.0]))
         up["t_bits"] *= float(generator.choice([1.0, 1.0, 1.0, 0.0]))
         up["e_bits"] *= float(generator.choice([1.0, 1.0, 1.0, 0.0]))
+    if generator.random() < 0.2:
+        # Clusters that run forward alone.
+        raw["work"]["o_b"] = raw["act"]["g_bits"] = 0.0
     return raw
 
 

@@ -217,7 +217,7 @@ def test_what_they_cost_is_what_they_send_and_waive(trained):
     for name in ("fedlora", "flexlora", "local"):
         assert all(cluster["up"] == cluster["down"] == 0 for cluster in sent[name])
     assert [(cluster["update"], cluster["down"]) for cluster in sent["splitfrozen"]] == [(0, 0), (0, 0)]
-    assert all(frozen < whole / 2 for frozen, whole in zip(taken["splitfrozen"], taken["splitlora"], strict=True))
+    assert all(frozen < whole for frozen, whole in zip(taken["splitfrozen"], taken["splitlora"], strict=True))
     # The whole model's adapters beside those of the TEBs, and of half the rank.
     assert sent["fedlora"][0]["update"] > sent["splitlora"][0]["update"] > 0
     assert sent["flexlora"][1]["update"] * 2 == sent["flexlora"][0]["update"] == sent["fedlora"][0]["update"]

@@ -1,4 +1,4 @@
-"""``collapipe plan``, ``schedule``, ``compare``, ``sweep`` and ``reproduce``."""
+"""``collapipe plan``, ``quote``, ``schedule``, ``compare``, ``sweep`` and ``reproduce``."""
 
 # Heavy imports stay inside the commands: --help answers at once.
 
@@ -22,7 +22,7 @@ _MOST_SEEDS = 1_000
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (plan, schedule, compare, sweep):
+    for command in (plan, quote, schedule, compare, sweep):
         app.command()(command)
     passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     app.command("reproduce", context_settings=passed_on)(reproduce_command)
@@ -89,6 +89,29 @@ def plan(
     if as_json:
         print_json(planned.document)
     raise typer.Exit(0 if planned.feasible else ExitCode.INFEASIBLE)
+
+
+def quote(
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(help="device=0.4,memory-gb=2 or cluster=1,bandwidth-mhz=x2: a change of the network; repeatable."),
+    ] = None,
+    config: Config = None,
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a run will take (seconds, joules, bytes, memory), what holds it up, and what a change would do."""
+    from flower_app.config.sources import load_config
+    from flower_app.plain_console import PlainConsole
+    from flower_app.planning.quote import boxes_table, quote as make_quote, quote_text, read_changes
+
+    base = load_config(config, sets or [])
+    document = make_quote(base, read_changes(base, what_if or ()))
+    if as_json:
+        print_json(document)
+    else:
+        PlainConsole(width=120).print(boxes_table(document))
+        typer.echo(quote_text(document))
 
 
 def reproduce_command(ctx: typer.Context) -> None:

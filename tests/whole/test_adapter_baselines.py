@@ -15,6 +15,7 @@ from client_pipeline.runtime.control_unit.data_order import DataOrder
 from flower_app.config.sources import load_config
 from flower_app.config.strategy_choice import make_planner
 from flower_app.launch.run_series import SeriesRun, train_series
+from flower_app.planning.quote import quote
 from flower_app.runs.run_directory import read_rounds
 from flower_app.tasks.base import task
 from flower_app.training.network import training_scenario
@@ -221,6 +222,20 @@ def test_what_they_cost_is_what_they_send_and_waive(trained):
     # The whole model's adapters beside those of the TEBs, and of half the rank.
     assert sent["fedlora"][0]["update"] > sent["splitlora"][0]["update"] > 0
     assert sent["flexlora"][1]["update"] * 2 == sent["flexlora"][0]["update"] == sent["fedlora"][0]["update"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_quote_is_what_the_run_then_took(name, trained):
+    document, lines = quote(config_of(name)), read_rounds(trained / name)[0]
+    clusters = [cluster for line in lines for cluster in line["virtual"]["clusters"] if cluster["selected"]]
+    taken = {
+        "seconds": sum(line["virtual"]["latency_s"] for line in lines),
+        "joules": sum(line["virtual"]["energy_j"] for line in lines),
+        "uplink_bytes": sum(cluster["uplink_bytes"] for cluster in clusters),
+        "link_bytes": sum(sum(cluster["link_bytes"]) for cluster in clusters),
+    }
+    assert {key: document[key] for key in taken} == pytest.approx(taken, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -1,0 +1,137 @@
+"""``collapipe quote``: the sums of the planner's own rounds, and changes that are planned anew."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from flower_app.cli.main import app
+from flower_app.config.run_config import RunConfig
+from flower_app.planning.quote import quote, read_change, read_changes
+from flower_app.training.network import training_scenario
+from strategies.planning.dry_run import plan_rounds
+from strategies.planning.planner import InfeasibleRound
+from strategies.planning.policies import make_policy
+
+SCENARIO = """
+format = "collapipe-scenario/1"
+clusters = {clusters}
+devices = 3
+channels = 2
+seed = 3
+[device]
+flop-per-cycle = 20.0
+frequency-ghz = [0.8, 0.4, 0.5]
+memory-gb = [{first}, 1.2, 1.2]
+[block]
+memory-gb = 0.375
+upload-mbit = {upload}
+upload-energy-mbit = 2.0
+[planner]
+gamma-max = 50.0
+"""
+QUICK = {"num-rounds": 6, "planner.power-control": "exact", "model.encoder-layers": 6}
+
+
+@pytest.fixture
+def network(tmp_path):
+    def write(name="net", **values):
+        path = tmp_path / f"{name}.toml"
+        path.write_text(SCENARIO.format(**{"clusters": 2, "first": 1.2, "upload": 2.0, **values}))
+        return RunConfig.from_flat(QUICK | {"scenario": str(path)})
+
+    return write
+
+
+def test_a_quote_has_the_sums_of_the_planned_rounds(network):
+    config = network()
+    document = quote(config)
+    rounds = list(plan_rounds(training_scenario(config), make_policy("dssda"), 6))
+    assert document["seconds"] == pytest.approx(sum(r.costs.latency_s for r in rounds), rel=1e-9)
+    assert document["joules"] == pytest.approx(sum(r.costs.energy_j for r in rounds), rel=1e-9)
+    assert document["lower_bound"] == pytest.approx(sum(r.answer.lower_bound for r in rounds), rel=1e-9)
+    assert document["objective"] >= document["lower_bound"] * (1 - 1e-6)
+    assert document["round_s"]["p5"] <= document["round_s"]["mean"] <= document["round_s"]["p95"]
+    used = [box for box in document["boxes"] if box["share"]]
+    assert used and all(0 < box["memory_bytes"] <= box["has_bytes"] and box["joules"] > 0 for box in used)
+    assert sum(entry["share"] for entry in document["bottlenecks"]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("value", ["2.4", "x2"])
+def test_what_a_change_saves_is_what_the_changed_network_takes(network, value):
+    config, changed = network(clusters=1), network("more", clusters=1, first=2.4)
+    change = read_change(f"device=0,memory-gb={value}", training_scenario(config))
+    assert change.of(training_scenario(config)).clusters == training_scenario(changed).clusters
+    [effect] = quote(config, [change])["what_if"]
+    assert effect["saves"] == pytest.approx(1 - quote(changed)["seconds"] / quote(config)["seconds"], rel=1e-9)
+    assert effect["saves"] > 0.01
+
+
+def test_a_network_that_waits_for_its_uploads_is_told_so_and_what_helps(network):
+    document = quote(network(upload=400.0))
+    assert document["bottlenecks"][0]["what"] == "upload"
+    best = document["hardware"][0]
+    assert "bandwidth of the uplink" in best["change"] and 0 < best["saves"] < 0.5
+    assert [e["saves"] for e in document["hardware"]] == sorted(
+        (e["saves"] for e in document["hardware"]), reverse=True
+    )
+
+
+def test_a_change_after_which_nobody_can_train_is_told_with_the_reason(network):
+    config = network()
+    texts = [f"device={n}.{k},memory-gb=0.1" for n in range(2) for k in range(3)]
+    scenario = training_scenario(config)
+    changes = [read_change(text, scenario) for text in texts]
+
+    def all_of_them(network):
+        for change in changes:
+            network = change.of(network)
+        return network
+
+    [effect] = quote(config, [changes[0]._replace(text="none", of=all_of_them)])["what_if"]
+    assert effect["saves"] is None and "C7" in effect["reason"]
+    with pytest.raises(InfeasibleRound, match="round 1: no cluster can train"):
+        quote(RunConfig.from_flat(config.to_flat() | {"model.encoder-layers": 60}))
+
+
+def test_the_command_prints_boxes_and_what_a_change_does(network):
+    config = network()
+    pairs = [
+        part for key, value in (QUICK | {"scenario": config.scenario}).items() for part in ("--set", f"{key}={value}")
+    ]
+    result = CliRunner().invoke(app, ["quote", *pairs, "--what-if", "cluster=1,bandwidth-mhz=x2"])
+    assert result.exit_code == 0, result.output
+    assert "6 rounds: " in result.output and "what if: cluster=1,bandwidth-mhz=x2: -" in result.output
+    document = json.loads(CliRunner().invoke(app, ["quote", *pairs, "--json"]).stdout)
+    assert len(document["boxes"]) == 6 and document["what_if"] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("device=0.0", "expected device=CLUSTER.DEVICE,KEY=VALUE or cluster=CLUSTER,KEY=VALUE, found 'device=0.0'"),
+        ("box=1,memory-gb=2", "expected device=CLUSTER.DEVICE"),
+        ("device=0,memory-gb=2", "device: expected such as 0.4, found '0'"),
+        ("device=0.3,memory-gb=2", "the network has no device 0.3"),
+        ("cluster=2,bandwidth-mhz=2", "the network has no cluster 2"),
+        ("device=0.0,memory=2", "expected one of memory-gb, .* found 'memory'; did you mean 'memory-gb'"),
+        ("device=0.0,memory-gb=much", "memory-gb: expected a number above 0, or x2 for twice as much, found 'much'"),
+        ("device=0.0,memory-gb=nan", "expected a number above 0"),
+        ("cluster=0,bandwidth-mhz=x0", "expected a number above 0"),
+    ],
+)
+def test_mistakes_in_a_change_are_named(network, text, message):
+    with pytest.raises(ValueError, match=f"--what-if: .*{message}"):
+        read_changes(network(), [text])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"strategy": "FedAvg"}, "quote: strategy = FedAvg plans nothing"),
+        ({"costs": "measured"}, "quote: costs = measured follows a run's own times"),
+    ],
+)
+def test_what_cannot_be_quoted_is_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        quote(RunConfig.from_flat(QUICK | values))

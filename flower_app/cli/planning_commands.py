@@ -101,9 +101,9 @@ def quote(
     as_json: Json = False,
 ) -> None:
     """Say what a run will take (seconds, joules, bytes, memory), what holds it up, and what a change would do."""
+    from flower_app.compare.quote import boxes_table, quote as make_quote, quote_text, read_changes
     from flower_app.config.sources import load_config
     from flower_app.plain_console import PlainConsole
-    from flower_app.planning.quote import boxes_table, quote as make_quote, quote_text, read_changes
 
     base = load_config(config, sets or [])
     document = make_quote(base, read_changes(base, what_if or ()))

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from client_pipeline.partition.parts import target_weight, targets
 from client_pipeline.partition.spec import LoraConfig
 from client_pipeline.runtime.control_unit.data_order import DataOrder
+from flower_app.compare.quote import quote
 from flower_app.config.sources import load_config
 from flower_app.config.strategy_choice import make_planner
 from flower_app.launch.run_series import SeriesRun, train_series
-from flower_app.planning.quote import quote
 from flower_app.runs.run_directory import read_rounds
 from flower_app.tasks.base import task
 from flower_app.training.network import training_scenario

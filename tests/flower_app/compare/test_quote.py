@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from flower_app.cli.main import app
+from flower_app.compare.quote import quote, read_change, read_changes
 from flower_app.config.run_config import RunConfig
-from flower_app.planning.quote import quote, read_change, read_changes
 from flower_app.training.network import training_scenario
 from strategies.planning.dry_run import plan_rounds
 from strategies.planning.planner import InfeasibleRound

@@ -50,7 +50,9 @@ class AdapterTuning(CollaPipe):
 
     @classmethod
     def check_adapters(cls, lora: LoraConfig, num_blocks: int) -> None:
-        """Refuse settings of adapters that are another method's."""
+        """Refuse settings of adapters that are another method's: all but one average the factors."""
+        del num_blocks
+        check_average(cls.policy_name, lora, "factors")
 
 
 class SplitLoRA(AdapterTuning):
@@ -76,6 +78,7 @@ class SplitFrozen(SplitLoRA):
     @classmethod
     def check_adapters(cls, lora: LoraConfig, num_blocks: int) -> None:
         """Refuse adapters in the clients."""
+        super().check_adapters(lora, num_blocks)
         if lora.first_block < num_blocks:
             raise ValueError(
                 f"lora.first-block: strategy = splitfrozen trains none of the {num_blocks} TEBs of a cluster, found "
@@ -94,11 +97,6 @@ class FedLoRA(AdapterTuning):
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(decoder=None, **arguments)
-
-    @classmethod
-    def check_adapters(cls, lora: LoraConfig, num_blocks: int) -> None:
-        """Refuse another mean than that of the factors."""
-        check_average(cls.policy_name, lora, "factors")
 
 
 class SingularMean(ProductMean):

@@ -248,7 +248,10 @@ def test_the_registry_says_of_a_strategy_what_its_class_does(name):
     [
         *((name, {"model.trainable": "full", "lora.head": "whole"}, "(tunes|is of) adapters, found") for name in CASES),
         ("splitfrozen", {"lora.first-block": 3}, "trains none of the 4 TEBs of a cluster, found 3; set it to 4"),
-        ("fedlora", {"lora.average": "products"}, 'averages the factors, found products; set it to "factors"'),
+        *(
+            (name, {"lora.average": "products"}, 'averages the factors, found products; set it to "factors"')
+            for name in ("splitlora", "splitfrozen", "fedlora")
+        ),
         ("flexlora", {"lora.average": "factors", "lora.cluster-ranks": ""}, "averages the products, found factors"),
         ("splitlora", {"policy": "uniform"}, "policy: splitlora brings its own plan"),
     ],

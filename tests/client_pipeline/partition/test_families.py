@@ -162,7 +162,7 @@ def test_the_costs_of_a_block_can_be_counted(name, head, monkeypatch):
     spec = tiny_spec(name, head)
     family = family_named(spec.family)
     counted = costs.all_teb_costs(spec, 8)
-    monkeypatch.setattr(costs, "all_teb_costs", lambda spec, length, recompute: counted)
+    monkeypatch.setattr(costs, "all_teb_costs", lambda spec, length, **passes: counted)
     one, two = (model_costs(spec, sequence_length=8, batch_size=2, local_steps=n) for n in (1, 2))
     assert 0 < one.o_f < one.o_b
     # A tied matrix goes up anew with every step but the first.

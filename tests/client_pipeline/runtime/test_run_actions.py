@@ -52,7 +52,7 @@ class Computed:
         self.splits = []
         self.weights = []
 
-    def _pass(self, step, micro_batch, x, mask_BT, splits=False):
+    def _pass(self, step, micro_batch, x, mask_BT, splits=False, forward_only=False):
         assert step is STEP
         self.splits.append(splits)
         if self.clock:
@@ -94,6 +94,16 @@ def test_a_stage_hands_everything_on_to_its_neighbours(rank, schedule):
     # Each micro-batch with its own rows of the mask.
     assert set(stage.masks) == {(0, (0, 1)), (1, (2,)), (2, (3,))}
     assert all(action.start <= action.end for action in done)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_stage_that_runs_forward_alone_neither_awaits_nor_sends_a_gradient(schedule):
+    wire, stage = Wire(2), Computed()
+    done = run_actions(stage, wire, order(schedule=schedule, forward_only=True))
+    assert [(a.kind, a.micro_batch) for a in done] == [("F", 0), ("F", 1), ("F", 2)]
+    assert {entry[1:] for entry in wire.log if entry[0] == "post"} == {(1, FORWARD, i) for i in range(3)}
+    assert [entry[1:] for entry in wire.log if entry[0] == "send"] == [(3, FORWARD, i) for i in range(3)]
+    assert stage.weights == [] and wire.log[-1] == "flush"
 
 
 # Paced.

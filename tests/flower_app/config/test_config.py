@@ -234,7 +234,9 @@ def test_labels_stay_in_the_clusters_with_what_of_the_head_needs_them(values, se
 
 
 def test_labels_that_leave_no_cluster_need_no_other_split():
-    with pytest.raises(ValueError, match=r"split\.labels: cluster needs strategy = collapipe, found 'FedAvg'; leave"):
-        RunConfig.from_flat({"split.labels": "cluster", "strategy": "FedAvg"})
+    for strategy, why in (("FedAvg", "with which no label leaves"), ("splitlora", "whose server computes the loss")):
+        said = rf"split\.labels: cluster needs strategy = collapipe, found '{strategy}', {why}; leave one of them out"
+        with pytest.raises(ValueError, match=said):
+            RunConfig.from_flat({"split.labels": "cluster", "strategy": strategy})
     with pytest.raises(ValueError, match=r"split\.labels: expected one of server, cluster, found 'here'"):
         RunConfig.from_flat({"split.labels": "here"})

@@ -17,7 +17,7 @@ from strategies.aggregation.product_mean import arrays_of_cluster
 from strategies.aggregation.rules import build_aggregator
 from strategies.planned_strategy import start_from
 from strategies.records import reply_content, to_arrays, to_tensors
-from strategies.registry import COLLAPIPE, STRATEGIES, stock_strategies
+from strategies.registry import STRATEGIES, stock_strategies, traits_by_name
 
 OUT, IN = 11, 7
 PRODUCTS = LoraConfig(rank=3, average="products")
@@ -182,8 +182,10 @@ def test_who_does_not_heed_products_and_ranks_refuses_them_by_name(flat, said):
         make_planner(config, training_scenario(config))
 
 
-@pytest.mark.parametrize("strategy", [*stock_strategies(), *(name for name in STRATEGIES if name != COLLAPIPE)])
-def test_every_strategy_but_our_own_refuses_ranks_of_clusters_by_its_name_and_what_was_found(strategy):
+@pytest.mark.parametrize(
+    "strategy", [*stock_strategies(), *(name for name in STRATEGIES if not traits_by_name(name).takes_aggregator)]
+)
+def test_every_strategy_without_aggregator_refuses_ranks_of_clusters_by_its_name_and_what_was_found(strategy):
     flat = {"lora.average": "products", "lora.cluster-ranks": "8,4", "model.trainable": "lora", "strategy": strategy}
     config = RunConfig.from_flat({"scenario": "two-clusters", **flat})
     said = (

@@ -222,7 +222,11 @@ class RunConfig:
         if self.labels_stay and self.strategy != COLLAPIPE:
             raise ValueError(
                 f"split.labels: {self.split.labels} needs strategy = {COLLAPIPE}, found {self.strategy!r}, "
-                + ("whose server computes the loss" if self.traits.decoder_on_server else "with which no label leaves")
+                + (
+                    "whose server computes the loss"
+                    if self._declared.decoder_on_server
+                    else "with which no label leaves"
+                )
                 + "; leave one of them out"
             )
         if self.compression.update != "none" and not self.traits.uploads:
@@ -251,12 +255,16 @@ class RunConfig:
             )
 
     @property
-    def traits(self) -> Traits:
-        """Traits that the strategy declares; the defaults for an unknown one, which is refused where it is built."""
+    def _declared(self) -> Traits:
         try:
-            traits = _traits_by_name(self.strategy)
+            return _traits_by_name(self.strategy)
         except ValueError:
             return Traits()
+
+    @property
+    def traits(self) -> Traits:
+        """Traits that the strategy declares; the defaults for an unknown one, which is refused where it is built."""
+        traits = self._declared
         keeps_nothing = self.labels_stay and not self.returns_states
         return replace(traits, decoder_on_server=False) if keeps_nothing else traits
 

@@ -96,6 +96,7 @@ def quote(
         list[str] | None,
         typer.Option(help="device=0.4,memory-gb=2 or cluster=1,bandwidth-mhz=x2: a change of the network; repeatable."),
     ] = None,
+    prices: Annotated[bool, typer.Option("--prices", help="Add what more memory, band or devices are worth.")] = False,
     config: Config = None,
     sets: Sets = None,
     as_json: Json = False,
@@ -106,7 +107,7 @@ def quote(
     from flower_app.plain_console import PlainConsole
 
     base = load_config(config, sets or [])
-    document = make_quote(base, read_changes(base, what_if or ()))
+    document = make_quote(base, read_changes(base, what_if or ()), prices)
     if as_json:
         print_json(document)
     else:

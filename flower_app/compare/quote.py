@@ -21,14 +21,20 @@ from flower_app.compare.columns import four_digits
 from flower_app.config.run_config import RunConfig
 from flower_app.config.strategy_choice import make_planner, work_of
 from flower_app.training.network import training_scenario
+from strategies.dssda.round_problem import round_instance
+from strategies.dssda.shadow_prices import Price, shadow_prices
+from strategies.dssda.unequal_tebs import counted_tebs
 from strategies.planned_strategy import PlannedStrategy
 from strategies.planning.costs import costs_record, round_costs
 from strategies.planning.dry_run import LossTrace
 from strategies.planning.planner import Decision, InfeasibleRound
-from strategies.registry import strategy_class
+from strategies.planning.policies import DSSDA
+from strategies.registry import COLLAPIPE, strategy_class
 
 MOST_COMPARED = 40
 """Rounds, the first ones, over which changes are compared."""
+MOST_PRICED = 10
+"""Likewise, over which shadow prices are means."""
 _SETTINGS: tuple[tuple[str, Any], ...] = (
     ("planner.schedule", "auto"),
     ("planner.bandwidth", "split"),
@@ -48,6 +54,20 @@ _NOTABLE = 1e-3
 """Least share of the seconds that a change saves to be told."""
 
 
+_MOST_TOLD = 8
+"""Prices in the text."""
+_MORE = {
+    "memory": "device {cluster}.{device}, 1 GB more",
+    "link": "device {cluster}.{device}, 1 MHz more for its link",
+    "replaced": "device {cluster}.{device}, another of the network's fastest",
+    "device": "cluster {cluster}, one more of its fastest device",
+    "uplink": "cluster {cluster}, 1 MHz more for its uplink",
+    "band": "1 MHz more for all uplinks together",
+    "channel": "one more channel",
+}
+"""Resource of a price -> its words."""
+
+
 class Change(NamedTuple):
     """A change of the network, in words and as a function."""
 
@@ -55,24 +75,27 @@ class Change(NamedTuple):
     of: Callable[[Scenario], Scenario]
 
 
-def quote(config: RunConfig, changes: Sequence[Change] = ()) -> dict[str, Any]:
+def quote(config: RunConfig, changes: Sequence[Change] = (), with_prices: bool = False) -> dict[str, Any]:
     """Plan all rounds of a configuration, and those of changes of it; as JSON values.
 
     Parameters
     ----------
     config : of a run
     changes : of the network, beside those that are tried anyway
+    with_prices : whether to add shadow prices
 
     Returns
     -------
     ``rounds``, ``seconds``, ``joules``, ``uplink_bytes``, ``link_bytes`` (sums over the rounds), ``round_s`` (mean, and
     5th and 95th percentile over the rounds), ``objective`` and ``lower_bound`` (sums; None where nothing is certified),
-    ``boxes``, ``bottlenecks``, ``what_if``, and ``settings`` and ``hardware``: the changes that save the most.
+    ``boxes``, ``bottlenecks``, ``what_if``, and ``settings`` and ``hardware``: the changes that save the most. And
+    ``prices``: :class:`~strategies.dssda.shadow_prices.Price` as means over the first rounds, with None for what is
+    infinite.
 
     Raises
     ------
     ValueError
-        For a strategy that plans nothing, or a mistake in the configuration.
+        For a strategy that plans nothing, prices of another policy than ``dssda``, or a mistake in the configuration.
     InfeasibleRound
         If no cluster can train in a round.
     """
@@ -81,7 +104,17 @@ def quote(config: RunConfig, changes: Sequence[Change] = ()) -> dict[str, Any]:
         raise ValueError(f"quote: strategy = {config.strategy} plans nothing; leave it out, or name a baseline")
     if config.costs == "measured":
         raise ValueError("quote: costs = measured follows a run's own times, which nobody has yet; set it to model")
-    spec = _spec(config) if config.costs == "model" else None
+    if with_prices and (config.strategy != COLLAPIPE or config.policy != DSSDA.name or config.plan):
+        raise ValueError(
+            f"--prices: expected the certified planner (strategy = collapipe, policy = dssda, no plan), found strategy "
+            f"= {config.strategy}, policy = {config.policy}, plan = {config.plan!r}; leave --prices or these keys out"
+        )
+    # Costs that the scenario prints need no data, no task, and no torch.
+    spec = None
+    if config.costs == "model":
+        from flower_app.training.prepared_run import prepare_task
+
+        spec = prepare_task(config)[1].spec
     scenario = _network(config, spec)
     rounds = _rounds(config, scenario, config.num_rounds)
     document = _sums(rounds) | {"boxes": _boxes(rounds, scenario), "bottlenecks": _bottlenecks(config, rounds)}
@@ -114,12 +147,14 @@ def quote(config: RunConfig, changes: Sequence[Change] = ()) -> dict[str, Any]:
     first = document["bottlenecks"][0]
     tried = _of_hardware(first["cluster"], len(scenario.clusters[first["cluster"]]))
     document["hardware"] = _best([effect(change.text, exact, change.of(scenario)) for change in tried])
+    if with_prices:
+        document["prices"] = _prices([decision for decision, _ in rounds[:MOST_PRICED]], scenario)
     return document
 
 
 def read_changes(config: RunConfig, texts: Sequence[str]) -> list[Change]:
     """Read changes of a configuration's network; see :func:`read_change`."""
-    scenario = training_scenario(config)
+    scenario = _network(config, None)
     return [read_change(text, scenario) for text in texts]
 
 
@@ -201,20 +236,6 @@ def _network(config: RunConfig, spec: ModelSpec | None) -> Scenario:
     return scenario.first(config.num_clusters or scenario.num_clusters)
 
 
-def _spec(config: RunConfig) -> ModelSpec:
-    """Return the run's model: the task knows how many words and classes it has."""
-    from flower_app.tasks.base import task
-    from flower_app.tasks.data.data_split import weighted_split
-
-    network = training_scenario(config)
-    num_clusters = config.num_clusters or network.num_clusters
-    data = weighted_split(config.data, network.first(num_clusters).data_shares)
-    prepared = task(config.task).prepare(data, config.model, config.seed, num_clusters)
-    if config.returns_states:
-        prepared = prepared.with_tail(True)
-    return config.adapted(prepared.spec)
-
-
 def _rounds(config: RunConfig, scenario: Scenario, num_rounds: int) -> list[tuple[Decision, dict[str, Any]]]:
     """Plan rounds; returns each one's decision, and its costs as a run records them."""
     planner, work = make_planner(config, scenario), work_of(config)
@@ -227,6 +248,28 @@ def _rounds(config: RunConfig, scenario: Scenario, num_rounds: int) -> list[tupl
         gamma = planner.settle(decision)
         found.append((decision, costs_record(decision, round_costs(decision, work), gamma, scenario)))
     return found
+
+
+def _prices(decisions: Sequence[Decision], scenario: Scenario) -> list[dict[str, Any]]:
+    """Return the shadow prices of the problems that rounds were planned by, as means over the rounds that have each."""
+    found: dict[tuple[str, int | None, int | None], list[Price]] = {}
+    for decision in decisions:
+        instance, _ = counted_tebs(round_instance(scenario, decision.network, decision.queues))
+        able = [n for n in range(instance.num_clusters) if n not in decision.left_out]
+        for price in shadow_prices(replace(instance, clusters=tuple(instance.clusters[n] for n in able))):
+            cluster = None if price.cluster is None else able[price.cluster]
+            found.setdefault((price.resource, cluster, price.device), []).append(price)
+    columns = ("objective", "least", "most", "seconds")
+    return [
+        dict(zip(("resource", "cluster", "device"), place, strict=True))
+        | {"rounds": len(prices)}
+        | {name: _finite(np.mean([getattr(price, name) for price in prices])) for name in columns}
+        for place, prices in found.items()
+    ]
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if np.isfinite(value) else None
 
 
 def _sums(rounds: Sequence[tuple[Decision, dict[str, Any]]]) -> dict[str, Any]:
@@ -315,6 +358,13 @@ def quote_text(document: dict[str, Any]) -> str:
             saves = effect["saves"]
             outcome = effect["reason"] if saves is None else f"{-saves:+.1%} of the seconds"
             lines.append(f"{title}: {effect['change']}: {outcome}")
+    priced = [price for price in document.get("prices", ()) if (price["objective"] or 0.0) < 0]
+    for price in sorted(priced, key=lambda price: price["objective"])[:_MOST_TOLD]:
+        resource = "band" if price["resource"] == "uplink" and price["cluster"] is None else price["resource"]
+        lines.append(
+            f"{_MORE[resource].format(**price)}: objective {price['objective']:+.4g} "
+            f"({price['least']:+.4g} to {price['most']:+.4g}), {price['seconds']:+.4g} s a round"
+        )
     return "\n".join(lines)
 
 

@@ -102,17 +102,7 @@ def prepare(config: RunConfig, run_dir: Path) -> PreparedRun:
     resumed = run_checkpoints.reopened(run_dir, config) if config.resume else None
     identity = resumed.identity if resumed else run_checkpoints.new_identity(run_dir, config)
     inputs = input_digests(config)
-    network = training_scenario(config)
-    num_clusters = config.num_clusters or network.num_clusters
-    run_task = task(config.task)
-    config.selection.check_metric(run_task.scores)
-    data = weighted_split(config.data, network.first(num_clusters).data_shares)
-    prepared_task = run_task.prepare(data, config.model, config.seed, num_clusters)
-    # A tokenizer that was trained here leaves 150 MB behind.
-    give_freed_memory_back()
-    if config.returns_states or prepared_task.spec.config.get(CLUSTER_TAIL):
-        prepared_task = prepared_task.with_tail(config.returns_states)
-    prepared_task = replace(prepared_task, spec=config.adapted(prepared_task.spec))
+    run_task, prepared_task, num_clusters = prepare_task(config)
     check_cut(prepared_task.spec)
     if config.data.packing:
         check_packing(prepared_task.spec)
@@ -160,6 +150,27 @@ def prepare(config: RunConfig, run_dir: Path) -> PreparedRun:
         frozen=frozen,
         frozen_digest=frozen_digest(frozen, resumed.state if resumed else None, source),
     )
+
+
+def prepare_task(config: RunConfig) -> tuple[Task, Prepared, int]:
+    """Return a run's task, what it has prepared (its specification with the run's adapters), and the clusters' number.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        Naming the key or file at fault.
+    """
+    network = training_scenario(config)
+    num_clusters = config.num_clusters or network.num_clusters
+    run_task = task(config.task)
+    config.selection.check_metric(run_task.scores)
+    data = weighted_split(config.data, network.first(num_clusters).data_shares)
+    prepared = run_task.prepare(data, config.model, config.seed, num_clusters)
+    # A tokenizer that was trained here leaves 150 MB behind.
+    give_freed_memory_back()
+    if config.returns_states or prepared.spec.config.get(CLUSTER_TAIL):
+        prepared = prepared.with_tail(config.returns_states)
+    return run_task, replace(prepared, spec=config.adapted(prepared.spec)), num_clusters
 
 
 def frozen_digest(frozen: Mapping[str, Tensor], resumed: Mapping[str, Any] | None, source: str) -> str:

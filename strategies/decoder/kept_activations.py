@@ -71,27 +71,25 @@ class KeptActivations:
         names : of the examples
         tensors : of its frame, checked, with an entry of each example
         """
-        lengths = [int(row.nonzero().max()) + 1 if bool(row.any()) else 1 for row in tensors["mask"]]
-        blobs = [
-            save({key: _trimmed(key, value[i], lengths[i]).contiguous() for key, value in tensors.items()})
-            for i in range(len(names))
-        ]
         with self._lock:
-            new = {name: blob for name, blob in zip(names, blobs, strict=True) if (cluster, name) not in self._places}
-            size = sum(max(len(blob), LEAST_ENTRY) for blob in new.values())
-            held = self._held_bytes.get(cluster, 0)
-            if self._is_full or held + size > self._cluster_bytes:
+            new = {name: i for i, name in enumerate(names) if (cluster, name) not in self._places}
+            if not new or not self._has_room(cluster, len(new) * LEAST_ENTRY):
                 return not new
+        blobs = {name: _example(tensors, i) for name, i in new.items()}
+        size = sum(max(len(blob), LEAST_ENTRY) for blob in blobs.values())
+        with self._lock:
+            if not self._has_room(cluster, size):
+                return False
             try:
-                _write(self._file.fileno(), b"".join(new.values()), self._end)
+                _write(self._file.fileno(), b"".join(blobs.values()), self._end)
             except OSError as error:
                 self._is_full = True
                 log(WARNING, "compression.cache-gb: no further activations are kept: %s", error)
-                return not new
-            for name, blob in new.items():
+                return False
+            for name, blob in blobs.items():
                 self._places[cluster, name] = _Place(self._end, len(blob))
                 self._end += len(blob)
-            self._held_bytes[cluster] = held + size
+            self._held_bytes[cluster] = self._held_bytes.get(cluster, 0) + size
             return True
 
     def get(self, cluster: int, names: Sequence[str]) -> dict[str, Tensor]:
@@ -121,6 +119,15 @@ class KeptActivations:
     def close(self) -> None:
         """Give the file back."""
         self._file.close()
+
+    def _has_room(self, cluster: int, size: int) -> bool:
+        return not self._is_full and self._held_bytes.get(cluster, 0) + size <= self._cluster_bytes
+
+
+def _example(tensors: Mapping[str, Tensor], i: int) -> bytes:
+    row = tensors["mask"][i]
+    length = int(row.nonzero().max()) + 1 if bool(row.any()) else 1
+    return save({key: _trimmed(key, value[i], length).contiguous() for key, value in tensors.items()})
 
 
 def _trimmed(key: str, row: Tensor, length: int) -> Tensor:

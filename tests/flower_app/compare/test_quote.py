@@ -1,12 +1,14 @@
 """``collapipe quote``: the sums of the planner's own rounds, and changes that are planned anew."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from flower_app.cli.main import app
-from flower_app.compare.quote import quote, read_change, read_changes
+from flower_app.compare.quote import quote, quote_text, read_change, read_changes
 from flower_app.config.run_config import RunConfig
 from flower_app.training.network import training_scenario
 from strategies.planning.dry_run import plan_rounds
@@ -125,6 +127,36 @@ def test_mistakes_in_a_change_are_named(network, text, message):
         read_changes(network(), [text])
 
 
+def test_a_change_of_a_cluster_that_does_not_train_is_a_mistake(network):
+    first = replace(network(), num_clusters=1)
+    with pytest.raises(ValueError, match="the network has no cluster 1, found"):
+        read_changes(first, ["cluster=1,bandwidth-mhz=x2"])
+    [change] = read_changes(first, ["device=2,memory-gb=x2"])
+    assert change.of(training_scenario(first).first(1)).clusters[0][2].memory == 2.4e9
+
+
+def test_prices_are_of_the_rounds_own_problems_without_clusters_that_cannot_train(network):
+    config = replace(network("poor", clusters=0), num_rounds=2)
+    file = Path(config.scenario)
+    # The second cluster has no room for the model.
+    tables = "[[cluster]]\n[[cluster]]\n[cluster.device]\nmemory-gb = 0.1\n[[cluster]]\n"
+    text = file.read_text().replace("clusters = 0\n", "").replace("channels = 2", "channels = 3")
+    file.write_text(text + tables)
+    document = quote(config, with_prices=True)
+    prices = {(p["resource"], p["cluster"], p["device"]): p for p in document["prices"]}
+    assert {cluster for _, cluster, _ in prices} == {0, 2, None}
+    link = prices["link", 0, 2]
+    assert link["rounds"] == 2 and link["least"] - 1e-5 <= link["objective"] <= link["most"] + 1e-5
+    rounds = [r.answer.objective for r in plan_rounds(training_scenario(config), make_policy("dssda"), 1)]
+    more = read_change("device=0.2,link-bandwidth-mhz=1.5", training_scenario(config)).of(training_scenario(config))
+    changed = [r.answer.objective for r in plan_rounds(more, make_policy("dssda"), 1)]
+    first = quote(replace(config, num_rounds=1), with_prices=True)["prices"]
+    [price] = [p for p in first if (p["resource"], p["cluster"], p["device"]) == ("link", 0, 2)]
+    assert price["objective"] == pytest.approx(changed[0] - rounds[0], rel=1e-6) and price["objective"] < -1
+    text = quote_text(document)
+    assert "device 0.2, 1 MHz more for its link: objective -" in text and "one more channel" not in text
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -135,3 +167,9 @@ def test_mistakes_in_a_change_are_named(network, text, message):
 def test_what_cannot_be_quoted_is_refused(values, message):
     with pytest.raises(ValueError, match=message):
         quote(RunConfig.from_flat(QUICK | values))
+
+
+@pytest.mark.parametrize("values", [{"strategy": "titanic"}, {"policy": "random"}])
+def test_prices_are_of_the_certified_planner_alone(values):
+    with pytest.raises(ValueError, match="--prices: expected the certified planner .*; leave --prices"):
+        quote(RunConfig.from_flat(QUICK | values), with_prices=True)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from client_pipeline.link.kept_examples import KeptExamples, split_names
+from strategies.decoder import kept_activations
 from strategies.decoder.kept_activations import LEAST_ENTRY, KeptActivations
 from strategies.decoder.member import Refusal
 
@@ -77,6 +78,16 @@ def test_examples_of_a_few_bytes_cannot_fill_the_memory_with_their_places(tmp_pa
     kept.close()
     assert taken == room - 1
     assert held < 64 * MIB / 8
+
+
+@pytest.mark.parametrize("has_room", [False, True])
+def test_what_is_not_to_be_kept_is_not_encoded(tmp_path, monkeypatch, has_room):
+    kept, tensors = KeptActivations(LEAST_ENTRY * has_room, tmp_path), frame([3])
+    assert kept.put(0, ["a"], tensors) == has_room
+    monkeypatch.setattr(kept_activations, "save", lambda tensors: pytest.fail("an example is encoded"))
+    assert kept.put(0, ["a"], tensors) == has_room
+    assert not kept.put(0, ["b"], tensors)
+    kept.close()
 
 
 def test_a_full_disk_ends_keeping_and_no_run(store, monkeypatch, caplog):

@@ -11,7 +11,7 @@ from experiments.base import style
 from experiments.base.experiment import PaperFinding, Row, distinct, select
 from experiments.base.planning import mean_spread
 from experiments.base.training import SCORES
-from experiments.tuned_learning.paired_interval import paired_interval
+from flower_app.compare.paired_interval import paired_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

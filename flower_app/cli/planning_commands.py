@@ -1,4 +1,4 @@
-"""``collapipe plan``, ``quote``, ``schedule``, ``compare``, ``sweep`` and ``reproduce``."""
+"""``collapipe plan``, ``quote``, ``schedule``, ``compare``, ``sweep``, ``board`` and ``reproduce``."""
 
 # Heavy imports stay inside the commands: --help answers at once.
 
@@ -22,7 +22,7 @@ _MOST_SEEDS = 1_000
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (plan, quote, schedule, compare, sweep):
+    for command in (plan, quote, schedule, compare, sweep, board):
         app.command()(command)
     passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     app.command("reproduce", context_settings=passed_on)(reproduce_command)
@@ -238,3 +238,31 @@ def sweep(
         print_json(found)
     else:
         PlainConsole(width=160).print(sweep_table(found))
+
+
+def board(
+    file: Annotated[Path, typer.Argument(help="A board in TOML: tasks, methods, seeds, conditions.", metavar="BOARD")],
+    sets: Sets = None,
+    out: Annotated[Path, typer.Option(help="Folder of the runs, board.html, board.json and rows.")] = Path("board"),
+    as_json: Json = False,
+) -> None:
+    """Train methods on tasks with several seeds: scores, their costs, what a budget buys and what conditions do."""
+    from flower_app.compare.board import board_cells, read_board, run_board
+    from flower_app.compare.board_page import write_page
+    from flower_app.plain_console import PlainConsole
+
+    if not file.is_file():
+        raise FileNotFoundError(f"board: expected a TOML file with tasks and methods, found no {file}")
+    document = run_board(read_board(file), file.resolve().parent, out.resolve(), say, sets or ())
+    page = write_page(document, out)
+    if as_json:
+        print_json(document)
+        return
+    from rich.table import Table
+
+    titles, rows = board_cells(document)
+    table = Table(*titles, box=None)
+    for row in rows:
+        table.add_row(*row)
+    PlainConsole(width=240).print(table)
+    typer.echo("\n".join(["", *document["said"], f"page: {page}"]))

@@ -73,9 +73,9 @@ def _merged(in_file: Mapping[str, Any], folder: Path, sets: Sets) -> RunConfig:
     """Merge the keys of a file in a folder with ``sets``, and check the result."""
     # Results belong to who runs, not to who wrote the configuration.
     places = {key: in_file[key] for key in ("runs-dir", "run-dir") if key in in_file}
-    flat_config = _absolute(in_file, folder) | _absolute(places, Path.cwd())
+    flat_config = absolute(in_file, folder) | absolute(places, Path.cwd())
     in_sets = read_sets(sets)
-    flat_config |= _absolute(in_sets, Path.cwd())
+    flat_config |= absolute(in_sets, Path.cwd())
     if flat_config.get("data.source") == "files" and not flat_config.get("data.path"):
         # The server app has a working directory of its own: the path is where the training text is.
         bases = {key: Path.cwd() if key in in_sets else folder for key in _TEXT_FILES}
@@ -126,9 +126,9 @@ def named_modules(flat: Mapping[str, Any]) -> list[str]:
 
 def config_of(table: Mapping[str, Any], folder: Path, sets: Sequence[str] = ()) -> RunConfig:
     """Check a configuration that stands within another file."""
-    in_sets = _absolute(read_sets(sets), Path.cwd())
+    in_sets = absolute(read_sets(sets), Path.cwd())
     in_table = with_own_names(dict(_flatten(table, "")), str(folder))
-    return RunConfig.from_flat(_absolute(in_table, folder) | in_sets)
+    return RunConfig.from_flat(absolute(in_table, folder) | in_sets)
 
 
 def find_config(name: str) -> Path:
@@ -234,8 +234,8 @@ def _flatten(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
             yield prefix + name, str(value) if isinstance(value, os.PathLike) else value
 
 
-def _absolute(flat: Mapping[str, Any], base: Path) -> dict[str, Any]:
-    """Make the paths among the values absolute, seen from ``base``."""
+def absolute(flat: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    """Return flat keys with the paths among their values absolute, seen from the folder ``base``."""
     result = dict(flat)
     for key in (*_PATHS, *_NAMES_OR_PATHS, "scenario"):
         value = result.get(key)

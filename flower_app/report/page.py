@@ -161,6 +161,11 @@ def _page(runs: Sequence[_Run]) -> str:
     summary = "<summary>Network and plans: latency, queues, energy, memory, bytes, pipelines</summary>"
     body += ['<h2 id="about">Run</h2>', _header(runs), f"<nav>{links}</nav>", *learned, _troubles(runs), machines]
     body += [f"<details>{summary}", *modelled, "</details>"]
+    return html_page(title, body)
+
+
+def html_page(title: str, body: Sequence[str]) -> str:
+    """Return a page in the reports' style; ``body`` is HTML."""
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>CollaPipe: {escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -10,8 +10,8 @@ from experiments.base.results import read_rows
 from experiments.reproduce import ReproduceOptions, reproduce
 from experiments.tuned_learning import fig6_tuned
 from experiments.tuned_learning.fig6_tuned_findings import draw, findings, spent_to_reach
-from experiments.tuned_learning.paired_interval import paired_interval
 from experiments.tuned_learning.rate_search import best_rate
+from flower_app.compare.paired_interval import paired_interval
 
 
 def quiet(_):

@@ -42,6 +42,7 @@ _TESTS: dict[str, str] = {
     "strategies/dssda/planner.py": "planner planner_scale uploaded_activations split_band repeated_plans",
     "strategies/dssda/power.py": "power certificate sca repeated_plans",
     "strategies/dssda/serving_segments.py": "serving_segments",
+    "strategies/dssda/shadow_prices.py": "shadow_prices",
     "strategies/dssda/split_band.py": "bounds split_band repeated_plans",
     "strategies/dssda/least_band.py": "bounds split_band repeated_plans",
     "strategies/dssda/paper/paper_printed.py": "paper_printed",

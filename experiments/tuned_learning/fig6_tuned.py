@@ -27,8 +27,8 @@ from experiments.tuned_learning.fig6_tuned_findings import (
     last_test_scores,
 )
 from experiments.tuned_learning.one_process_rounds import OneProcessRounds, TrainingDiverged, joining_of
-from flower_app.compare.paired_interval import paired_interval
 from experiments.tuned_learning.rate_search import best_rate
+from flower_app.compare.paired_interval import paired_interval
 from flower_app.compare.trained import seeded
 from flower_app.config.run_config import RunConfig
 from flower_app.config.strategy_choice import make_planner, work_of

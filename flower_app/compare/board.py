@@ -85,6 +85,19 @@ def read_board(path: Path) -> Board:
         raise ValueError(f"{path}: {error}") from error
 
 
+def check_board(board: Board, folder: Path, sets: Sequence[str] = ()) -> None:
+    """Refuse a board with a configuration that cannot run.
+
+    Parameters
+    ----------
+    board : as it was read
+    folder : that its paths are seen from
+    sets : pairs ``key=value`` that win over all of it
+    """
+    for task, method, changes in product(board.tasks, board.methods, ({}, *board.conditions.values())):
+        _check_evaluated(board.tasks[task], task, _config(board, task, method, changes, folder, sets))
+
+
 def run_board(
     board: Board,
     folder: Path,
@@ -108,8 +121,7 @@ def run_board(
         If a run fails; the message names it and its logs.
     """
     # A mistake in the last task is found before the first one trains.
-    for task, method, changes in product(board.tasks, board.methods, ({}, *board.conditions.values())):
-        _check_evaluated(board.tasks[task], task, _config(board, task, method, changes, folder, sets))
+    check_board(board, folder, sets)
     rows: list[dict[str, Any]] = []
     for task in board.tasks:
         chosen = {m: _tuned(board, task, m, folder, out, say, sets, launcher) for m in board.methods}

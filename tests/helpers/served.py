@@ -4,6 +4,7 @@ import contextlib
 import threading
 import time
 
+import httpx
 import torch
 import uvicorn
 
@@ -13,10 +14,13 @@ from flower_app.serving.door_key import key_digest
 from flower_app.serving.door_server import PunctualProtocol, open_door
 from flower_app.serving.run_model import served_run
 from helpers.chat_cases import save_chat_model
+from helpers.patience import patient
 from helpers.saved_runs import saved_run
 
 KEY = "a key for tests"
 READER = "read by nobody"
+WEB = httpx.Client(timeout=patient(120), limits=httpx.Limits(max_keepalive_connections=0))
+"""HTTP without the library's own five seconds, which a busy machine may take."""
 
 
 def chat_run(folder, monkeypatch, positions=256):

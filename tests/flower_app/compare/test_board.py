@@ -8,10 +8,11 @@ from typer.testing import CliRunner
 
 from flower_app.cli.main import app
 from flower_app.compare import trained
-from flower_app.compare.board import BoardTask, board_cells, read_board, run_board, run_figures
+from flower_app.compare.board import BoardTask, board_cells, check_board, read_board, run_board, run_figures
 from flower_app.compare.board_page import write_page
 from flower_app.runs.run_directory import FINISHED, append_round, write_summary
 from helpers.fake_series import FakeLauncher, fake_round
+from helpers.repository import ROOT
 
 BOARD = """
 seeds = 3
@@ -77,6 +78,11 @@ def test_a_file_is_read_in_layers(file):
     assert list(board.methods) == ["ours", "fedavg", "fedlora"] and board.reference == "ours"
     assert board.tasks["topics"].budget == {"bytes": 400, "seconds": 40, "joules": 100}
     assert board.tasks["words"].target is None and board.seeds == 3
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "boards").glob("*.toml")), ids=lambda path: path.stem)
+def test_packaged_boards_are_of_configurations_that_run(path, tmp_path):
+    check_board(read_board(path), path.parent, [f"data.path={tmp_path}", f"model.pretrained={tmp_path}"])
 
 
 @pytest.mark.parametrize(

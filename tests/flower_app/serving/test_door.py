@@ -2,7 +2,6 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import openai
 import pytest
 import torch
@@ -10,7 +9,7 @@ from transformers import GenerationConfig
 
 from client_pipeline.families.families import merged
 from helpers.patience import eventually
-from helpers.served import KEY, chat_run, open_model, spread_weights
+from helpers.served import KEY, WEB, chat_run, open_model, spread_weights
 
 pytestmark = pytest.mark.slow
 
@@ -147,7 +146,7 @@ def test_a_seed_repeats_a_text_and_another_draws_another(door, client):
 )
 def test_what_is_not_done_is_refused_by_name(door, asked, status, words):
     body = {"model": door[0].name, "messages": QUESTION} | asked
-    answer = httpx.post(f"{door[2]}/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {KEY}"})
+    answer = WEB.post(f"{door[2]}/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {KEY}"})
     error = answer.json()["error"]
     assert answer.status_code == status and words in error["message"], error
 
@@ -163,14 +162,14 @@ def test_clients_errors_are_those_of_openai(door, client):
 
 def test_pages_of_elsewhere_and_other_names_are_refused(door):
     address, key = door[2], {"Authorization": f"Bearer {KEY}"}
-    assert httpx.get(f"{address}/v1/models", headers=key).status_code == 200
-    assert httpx.get(f"{address}/v1/models", headers={**key, "Origin": "https://evil.example"}).status_code == 403
-    assert httpx.get(f"{address}/v1/models", headers={**key, "Host": "evil.example"}).status_code == 403
-    assert httpx.get(f"{address}/v1/models", headers={**key, "Origin": address}).status_code == 200
-    page = httpx.get(f"{address}/")
+    assert WEB.get(f"{address}/v1/models", headers=key).status_code == 200
+    assert WEB.get(f"{address}/v1/models", headers={**key, "Origin": "https://evil.example"}).status_code == 403
+    assert WEB.get(f"{address}/v1/models", headers={**key, "Host": "evil.example"}).status_code == 403
+    assert WEB.get(f"{address}/v1/models", headers={**key, "Origin": address}).status_code == 200
+    page = WEB.get(f"{address}/")
     assert page.status_code == 200 and "script-src 'self'" in page.headers["content-security-policy"]
     assert not any(name.startswith("access-control") for name in page.headers)
-    assert httpx.get(f"{address}/v1/nothing", headers=key).json()["error"]["type"] == "not_found_error"
+    assert WEB.get(f"{address}/v1/nothing", headers=key).json()["error"]["type"] == "not_found_error"
 
 
 def test_who_hangs_up_frees_its_place(door):
@@ -179,16 +178,14 @@ def test_who_hangs_up_frees_its_place(door):
     headers = {"Authorization": f"Bearer {KEY}"}
     body = {"model": served.name, "prompt": "the dog", "max_tokens": 200, "temperature": 1, "stream": True, "n": 16}
     for _ in range(3):
-        with httpx.stream("POST", f"{address}/v1/completions", json=body, headers=headers, timeout=120) as answer:
+        with WEB.stream("POST", f"{address}/v1/completions", json=body, headers=headers) as answer:
             assert answer.status_code == 200
             next(answer.iter_lines())
     eventually(lambda: not (served._room._inside or served._engine._requests))
 
 
 def test_bodies_are_bounded(door):
-    answer = httpx.post(
-        f"{door[2]}/v1/completions", content=b" " * (2 << 20), headers={"Authorization": f"Bearer {KEY}"}
-    )
+    answer = WEB.post(f"{door[2]}/v1/completions", content=b" " * (2 << 20), headers={"Authorization": f"Bearer {KEY}"})
     assert answer.status_code == 413
 
 
@@ -208,9 +205,9 @@ def test_no_room_is_said_by_numbers(door, tmp_path, monkeypatch):
     run_dir = chat_run(tmp_path, monkeypatch)
     with open_model(run_dir, most_tokens=40) as (served, address):
         body = {"model": served.name, "prompt": "the dog", "max_tokens": 30, "n": 4}
-        answer = httpx.post(f"{address}/v1/completions", json=body, headers={"Authorization": f"Bearer {KEY}"})
+        answer = WEB.post(f"{address}/v1/completions", json=body, headers={"Authorization": f"Bearer {KEY}"})
     assert answer.status_code == 400 and "40 tokens" in answer.json()["error"]["message"]
 
 
 def test_the_page_tells_who_reads(door):
-    assert httpx.get(f"{door[2]}/privacy").json() == {"model": door[0].name, "reader": "read by nobody"}
+    assert WEB.get(f"{door[2]}/privacy").json() == {"model": door[0].name, "reader": "read by nobody"}

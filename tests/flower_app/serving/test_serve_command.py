@@ -10,7 +10,6 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import openai
 import psutil
 import pytest
@@ -18,7 +17,7 @@ import pytest
 from flower_app.cli.options import ExitCode
 from helpers.deployed_stack import COLLAPIPE
 from helpers.patience import eventually
-from helpers.served import chat_run
+from helpers.served import WEB, chat_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -78,16 +77,16 @@ def test_a_key_is_told_once_and_holds_until_another_is_drawn(doors, tmp_path):
     first = doors()
     assert len(first.key) >= 22
     headers = {"Authorization": f"Bearer {first.key}"}
-    assert httpx.get(f"{first.address}/v1/models", headers=headers).status_code == 200
+    assert WEB.get(f"{first.address}/v1/models", headers=headers).status_code == 200
     kept = tmp_path / "runs" / "latest" / "serve-key.sha256"
     assert kept.stat().st_mode & 0o777 == 0o600 and first.key not in kept.read_text()
     assert first.end() == ExitCode.INTERRUPTED
     again = doors()
     assert again.key == "" and "that of the last time" in again.log.read_text()
-    assert httpx.get(f"{again.address}/v1/models", headers=headers).status_code == 200
+    assert WEB.get(f"{again.address}/v1/models", headers=headers).status_code == 200
     again.end()
     new = doors("--new-key")
-    assert new.key and httpx.get(f"{new.address}/v1/models", headers=headers).status_code == 401
+    assert new.key and WEB.get(f"{new.address}/v1/models", headers=headers).status_code == 401
 
 
 def test_addresses_beyond_the_loopback_want_a_certificate(doors, tmp_path):

@@ -45,6 +45,7 @@ _BLOCK = {
 _PLANNER = {
     "v": Quantity(sign=NOT_NEGATIVE, default=1.0),
     "gamma-max": Quantity(default=2.6),
+    "participation-max": Quantity(default=0.1),
     "energy-price": Quantity(sign=NOT_NEGATIVE, default=0.0),
     "g0": Quantity(default=1.0),
     "phi": Quantity(default=1.0),
@@ -55,6 +56,7 @@ _MOST_GAINS = 1_000_000
 _NOISE = Quantity(watt_from_dbm, "any", default=-174.0)
 
 Bandwidth = Literal["channels", "split"]
+Bound = Literal["gamma", "participation"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +111,11 @@ class PlannerSettings(PlanForms):
     """Cost of a joule of devices and uploads in the objective, beside V of a second [1/J]."""
     gamma_max: float
     """Threshold of the mean convergence bound, C10."""
+    participation_max: float = 0.1
+    """Its threshold under ``bound = "participation"``."""
+    bound: Bound = "gamma"
+    """What the virtual queues keep below its threshold on average: Gamma of Eq. (28); or how much a cluster lacks of
+    its share of the updates, :func:`strategies.dssda.convergence.participation_gap`."""
     g0: float
     """beta eta^2 / (2N)."""
     phi: float
@@ -118,6 +125,11 @@ class PlannerSettings(PlanForms):
     bandwidth: Bandwidth = "channels"
     """``channels``: each control unit has its own bandwidth on whatever channel; ``split``: the matched ones divide as
     much as they would have on average."""
+
+    @property
+    def threshold(self) -> float:
+        """Threshold of the bound that the queues keep."""
+        return self.participation_max if self.bound == "participation" else self.gamma_max
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,6 +321,7 @@ _PLANNER_CHOICES = {
     "energy": (get_args(EnergyMode), "c9p"),
     "tail-energy": (get_args(TailEnergy), "link"),
     "bandwidth": (get_args(Bandwidth), "channels"),
+    "bound": (get_args(Bound), "gamma"),
 }
 
 

@@ -117,7 +117,7 @@ def compare_policies(
             progress(f"{policy.name}, seed {scenario.seed}")
             counted = list(plan_rounds(scenario, policy, num_rounds))[num_rounds // 4 :]
             networks.append([(r, _gap(r) if any(r.selected) else float("nan")) for r in counted])
-        gamma_max = scenarios[0].planner.gamma_max
+        gamma_max = scenarios[0].planner.threshold
         by_network = tuple(_figures(policy.name, [network], gamma_max) for network in networks)
         figures.append(replace(_figures(policy.name, networks, gamma_max), networks=by_network))
     return figures

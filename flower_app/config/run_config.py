@@ -22,7 +22,7 @@ from client_pipeline.partition.spec import LoraConfig, ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.fault_config import FaultConfig
 from client_pipeline.runtime.stage.learning_rate import OptimizerConfig
-from client_pipeline.system.scenario import Bandwidth
+from client_pipeline.system.scenario import Bandwidth, Bound
 from flower_app.config.other_names import without_other_names
 from flower_app.config.privacy_checks import check_privacy
 from flower_app.config.removed import without_removed_keys
@@ -65,6 +65,11 @@ class PlannerConfig:
     """V, weight of the latency against the queues [1/s]; 0: the scenario's."""
     gamma_max: float = 0.0
     """Threshold of the convergence bound; 0: the scenario's."""
+    bound: str = ""
+    """Bound that the queues keep: ``gamma``, Eq. (28); or ``participation``, a cluster's lack of its share of the
+    updates; empty: the scenario's."""
+    participation_max: float = 0.0
+    """Threshold of ``participation``; 0: the scenario's."""
     energy_price: float = 0.0
     """Cost of a joule in the plan's objective, beside V of a second [1/J]; 0: the scenario's."""
     bandwidth: str = ""
@@ -87,12 +92,15 @@ class PlannerConfig:
     def __post_init__(self) -> None:
         """Refuse values that mean nothing."""
         check_power_control(self.power_control, "planner.power-control")
-        check_least("planner.", self, v=0, gamma_max=0, energy_price=0, length=0)
-        if self.bandwidth and self.bandwidth not in get_args(Bandwidth):
-            raise ValueError(
-                f"planner.bandwidth: expected {', '.join(get_args(Bandwidth))} or an empty text for the scenario's, "
-                f"found {self.bandwidth!r}"
-            )
+        check_least("planner.", self, v=0, gamma_max=0, participation_max=0, energy_price=0, length=0)
+        for key, value, known in (
+            ("bandwidth", self.bandwidth, get_args(Bandwidth)),
+            ("bound", self.bound, get_args(Bound)),
+        ):
+            if value and value not in known:
+                raise ValueError(
+                    f"planner.{key}: expected {', '.join(known)} or an empty text for the scenario's, found {value!r}"
+                )
         PipelineChoices.of(self.schedule, self.token_slices)
         if self.drift not in DRIFTS:
             raise ValueError(f"planner.drift: expected one of {', '.join(DRIFTS)}, found {self.drift!r}")

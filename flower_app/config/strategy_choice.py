@@ -62,6 +62,11 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
     paper = chooses_policy and config.policy == "dssda-paper" and not config.plan
     if not paper and (config.planner.drift != "true" or config.planner.c11):
         raise ValueError('planner.drift and planner.c11 apply only to the paper as printed; set policy = "dssda-paper"')
+    if paper and scenario.planner.bound == "participation":
+        raise ValueError(
+            "planner.bound: participation counts who trains alone, and dssda-paper is about segments and powers; set "
+            'planner.bound = "gamma", or policy = "dssda"'
+        )
     if not chooses_policy and config.policy != RunConfig().policy:
         raise ValueError(
             f"policy: {config.strategy} brings its own plan, found policy = {config.policy!r}; leave policy out, or "

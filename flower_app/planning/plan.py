@@ -243,7 +243,7 @@ def _many_rounds(request: PlanRequest, scenario: Scenario, echo: Callable[[str],
         if echo:
             echo(_line(round_))
     last = planned_rounds[-1]
-    summary = _summary(planned_rounds, scenario.planner.gamma_max)
+    summary = _summary(planned_rounds, scenario.planner.threshold)
     if echo:
         echo("\n" + _text(last.instance, last.answer, scenario.names))
         echo(_summary_text(summary))

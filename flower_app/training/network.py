@@ -9,7 +9,7 @@ from typing import cast
 from client_pipeline.counted import counted
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.system.costs import model_costs
-from client_pipeline.system.scenario import Bandwidth, Scenario, load_scenario
+from client_pipeline.system.scenario import Bandwidth, Bound, Scenario, load_scenario
 from flower_app.config.run_config import RunConfig
 from strategies.planning.policy_names import OPTIMAL, POLICIES
 
@@ -56,6 +56,8 @@ def training_scenario(config: RunConfig, spec: ModelSpec | None = None) -> Scena
         gradient_accumulation=config.gradient_accumulation,
         v=overrides.v or planner.v,
         gamma_max=overrides.gamma_max or planner.gamma_max,
+        participation_max=overrides.participation_max or planner.participation_max,
+        bound=cast(Bound, overrides.bound or planner.bound),
         energy_price=overrides.energy_price or planner.energy_price,
         bandwidth=cast(Bandwidth, overrides.bandwidth) if overrides.bandwidth else planner.bandwidth,
     )

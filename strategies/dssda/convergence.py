@@ -27,6 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from client_pipeline.system.radio import Array, Real
 
@@ -84,6 +85,31 @@ def gamma_unmatched(silent_distortion: Real, parameters: BoundParameters) -> Arr
     silent_distortion : epsilon(0), the distortion at power 0
     """
     return parameters.g0 * (parameters.phi**2 + np.asarray(silent_distortion, dtype=np.float64))
+
+
+def participation_gap(selected: NDArray[np.bool_], data_shares: Array) -> Array:
+    """How much each cluster lacks, in a round, of its share of the updates, relative to it, (N,); ours.
+
+    A round's update is the mean over the selected clusters, so that cluster n has the share p_n = 1 / |S| of it, or 0.
+    The loss to minimise is sum_n w_n F_n with the clusters' shares w_n of the data. The gap is 1 - p_n / w_n, below 0
+    for a cluster that has more than its share.
+
+    * **Bias.** If each cluster's mean gap over T rounds is at most c, then p_n >= (1 - c) w_n on average. The update
+      then differs from the gradient of the whole loss by sum_n (p_n - w_n) grad F_n, whose square is at most
+      chi^2 sum_n w_n |grad F_n - grad F|^2 with chi^2 = sum_n (p_n - w_n)^2 / w_n, as Wang et al. have it
+      (arXiv:2007.07481). With every gap at most c, chi^2 <= c^2 (1 - w) / w, w the least share.
+    * **Staleness.** What counts is the mean over any window of rounds, as the model moves little within it (Wang and
+      Ji, arXiv:2205.13648). A queue of Y bounds the sum of the gaps over a window of T rounds by Y + c T.
+
+    Neither S nor the distortion of uploads is in it. For a round without updates all gaps are 1.
+
+    Parameters
+    ----------
+    selected : clusters that train, (N,)
+    data_shares : w_n, in any unit, (N,)
+    """
+    shares = np.asarray(data_shares, dtype=np.float64) / np.sum(data_shares)
+    return 1.0 - selected / (max(int(np.sum(selected)), 1) * shares)
 
 
 def check_step_size(step_size: float, smoothness: float) -> None:

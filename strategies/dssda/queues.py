@@ -38,8 +38,8 @@ class Queues:
 
         Parameters
         ----------
-        gamma : Gamma_n, (N,)
-        gamma_max : Gamma_max
+        gamma : Gamma_n, or another bound, (N,)
+        gamma_max : its threshold
         upload_energy_j : E_up,n, 0 for a cluster that was not selected, (N,) [J]
         mean_energy_j : budget of a round, (N,) [J]; None: no energy queue
         """
@@ -67,6 +67,22 @@ class DriftWeights(NamedTuple):
     wP: Array  # noqa: N815
     wE: Array  # noqa: N815
     skip: Array
+
+
+def participation_weights(queues: Queues, data_shares: Array, num_matched: int) -> DriftWeights:
+    """Weights of V tau + sum Y_n gap_n + sum Z_n E_up,n with the gaps of :func:`participation_gap`.
+
+    A cluster that is matched gains 1 / (min(N, J) w_n); nothing else of a plan is in its gap.
+
+    Parameters
+    ----------
+    queues : Y, Z
+    data_shares : w_n, in any unit, (N,)
+    num_matched : min(N, J)
+    """
+    none, shares = np.zeros_like(queues.virtual), np.asarray(data_shares, dtype=np.float64) / np.sum(data_shares)
+    skip = queues.virtual / (num_matched * shares)
+    return DriftWeights(wS=none, wS2=none, wG=none, wP=none, wE=queues.energy, skip=skip)
 
 
 def drift_weights(

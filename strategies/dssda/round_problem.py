@@ -11,10 +11,10 @@ from client_pipeline.system.radio import Array, distortion_paper, distortion_sin
 from client_pipeline.system.scenario import Scenario
 from client_pipeline.system.step_costs import PlanForms, StepCosts, shared_fields
 from strategies.dssda.answer import Answer
-from strategies.dssda.convergence import BoundParameters, gamma, gamma_unmatched
+from strategies.dssda.convergence import BoundParameters, gamma, gamma_unmatched, participation_gap
 from strategies.dssda.instance import Cluster, Device, Instance, Uplink
 from strategies.dssda.per_round_bound import PerRoundBound
-from strategies.dssda.queues import DriftWeights, Queues, drift_weights
+from strategies.dssda.queues import DriftWeights, Queues, drift_weights, participation_weights
 
 
 def round_instance(scenario: Scenario, network: NetworkState, queues: Queues, *, drift: str = "true") -> Instance:
@@ -34,9 +34,13 @@ def round_instance(scenario: Scenario, network: NetworkState, queues: Queues, *,
         band_hz = each * min(scenario.num_clusters, scenario.num_channels)
         # Whoever does not divide the band has an even part of it.
         network = replace(network, bandwidth_hz=np.full(network.bandwidth_hz.shape, each))
-    weights = drift_weights(
-        queues, bound_parameters(scenario), settings.num_blocks, silent_distortion(scenario, network), drift
-    )
+    if settings.bound == "participation":
+        num_matched = min(scenario.num_clusters, scenario.num_channels)
+        weights = participation_weights(queues, np.array(scenario.data_shares), num_matched)
+    else:
+        weights = drift_weights(
+            queues, bound_parameters(scenario), settings.num_blocks, silent_distortion(scenario, network), drift
+        )
     return Instance(
         L=settings.num_blocks,
         b=settings.batch_size,
@@ -110,7 +114,10 @@ def silent_distortion(scenario: Scenario, network: NetworkState) -> Array:
 
 
 def round_bound(scenario: Scenario, network: NetworkState, instance: Instance, answer: Answer) -> Array:
-    """Gamma_n of each cluster under an answer, Eq. (28): it moves the virtual queues, (N,)."""
+    """Gamma_n of each cluster under an answer, Eq. (28), or its gap: what moves the virtual queues, (N,)."""
+    if scenario.planner.bound == "participation":
+        selected = np.array([part.selected for part in answer.clusters])
+        return participation_gap(selected, np.array(scenario.data_shares))
     parameters = bound_parameters(scenario)
     bound = np.array(gamma_unmatched(silent_distortion(scenario, network), parameters), dtype=np.float64)
     for n, part in enumerate(answer.clusters):

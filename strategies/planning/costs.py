@@ -230,6 +230,6 @@ def costs_record(decision: Decision, costs: RoundCosts, gamma: Array, scenario: 
         "latency_eq15_s": costs.latency_eq15_s,
         **({} if costs.latency_streamed_s is None else {"latency_streamed_s": costs.latency_streamed_s}),
         "energy_j": costs.energy_j,
-        "gamma_max": scenario.planner.gamma_max,
+        "gamma_max": scenario.planner.threshold,
         "clusters": clusters,
     }

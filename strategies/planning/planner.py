@@ -234,7 +234,7 @@ class RoundPlanner:
         happened = replace(declared.answer, clusters=tuple(parts))
         gamma = round_bound(self.scenario, decision.network, declared.instance, happened)
         spent = np.array([(c.uplink_energy_j or 0.0) if c.selected else 0.0 for c in parts])
-        self.queues = decision.queues.after_round(gamma, self.scenario.planner.gamma_max, spent, self._mean_energy)
+        self.queues = decision.queues.after_round(gamma, self.scenario.planner.threshold, spent, self._mean_energy)
         return gamma
 
     def state(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from experiments import (
     fig11,
     gamma,
     grid,
+    participation,
     queue_region,
     table3,
     theorem1,
@@ -60,6 +61,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         table3.EXPERIMENT,
         theorem1.EXPERIMENT,
         gamma.EXPERIMENT,
+        participation.EXPERIMENT,
         drift.EXPERIMENT,
         queue_region.EXPERIMENT,
         tuned_baselines.EXPERIMENT,
@@ -156,7 +158,7 @@ def reproduce_command(
     name: Annotated[
         str,
         typer.Argument(
-            help="fig4 to fig11, fig6-tuned, table3, theorem1, gamma, drift, queues or tuned; "
+            help="fig4 to fig11, fig6-tuned, table3, theorem1, gamma, participation, drift, queues or tuned; "
             "all: those that only plan."
         ),
     ],

@@ -11,7 +11,7 @@ from typing import Any
 
 from client_pipeline import durable
 from flower_app.compare.board import board_cells
-from flower_app.report.mistakes_section import wide_table
+from flower_app.report.mistakes_section import table_row, wide_table
 from flower_app.report.page import html_page
 
 PAGE = "board.html"
@@ -28,7 +28,7 @@ def write_page(document: Mapping[str, Any], out: Path) -> Path:
     out : its folder
     """
     titles, rows = board_cells(document)
-    cells = [_row(titles, "th"), *(_row(row, "td") for row in rows)]
+    cells = [table_row(titles, "th"), *(table_row(row) for row in rows)]
     said = "".join(f"<li>{escape(line)}</li>" for line in document["said"])
     body = [
         "<h1>CollaPipe: board</h1>",
@@ -47,10 +47,6 @@ def write_page(document: Mapping[str, Any], out: Path) -> Path:
             f'style="width: 100%; min-width: 820px" src="data:image/svg+xml;base64,{picture}"></figure>'
         )
     return durable.write_text(out / PAGE, html_page("board", body), lasting=False)
-
-
-def _row(cells: Sequence[str], tag: str) -> str:
-    return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
 
 def _curves(rows: Sequence[Mapping[str, Any]], metric: str) -> bytes:

@@ -44,17 +44,18 @@ def wide_table(rows: Sequence[str], id_: str = "") -> str:
     return f'<div class="wide"><table{name}>{"".join(rows)}</table></div>'
 
 
-def _row(cells: Sequence[str], tag: str = "td") -> str:
+def table_row(cells: Sequence[str], tag: str = "td") -> str:
+    """Return a row of a table of texts."""
     return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
 
 def _classes(mistakes: Mapping[str, Any]) -> str:
     number, wrong, scored = int(mistakes["examples"]), int(mistakes["wrong"]), str(mistakes["scored"])
     scores = ("precision", "recall", "f1")
-    rows = [_row(("class", *scores, "support"), "th")]
+    rows = [table_row(("class", *scores, "support"), "th")]
     for each in mistakes["classes"]:
         rows.append(
-            _row((each["name"], *(f"{float(each[score]):.4f}" for score in scores), f"{int(each['support']):,}"))
+            table_row((each["name"], *(f"{float(each[score]):.4f}" for score in scores), f"{int(each['support']):,}"))
         )
     more = int(mistakes["num_classes"]) - len(mistakes["classes"])
     lines = [
@@ -70,7 +71,7 @@ def _classes(mistakes: Mapping[str, Any]) -> str:
 def _confusions(mistakes: Mapping[str, Any]) -> str:
     triples = [(str(expected), str(predicted), int(count)) for expected, predicted, count in mistakes["confusions"]]
     if not mistakes["whole"]:
-        rows = [_row(("expected", "found", "labels"), "th"), *(_row((e, f, f"{n:,}")) for e, f, n in triples)]
+        rows = [table_row(("expected", "found", "labels"), "th"), *(table_row((e, f, f"{n:,}")) for e, f, n in triples)]
         return f"{wide_table(rows)}<p>The most frequent mistakes.</p>"
     counts, totals = Counter[tuple[str, str]](), Counter[str]()
     for expected, predicted, count in triples:
@@ -78,7 +79,7 @@ def _confusions(mistakes: Mapping[str, Any]) -> str:
         totals[expected] += count
         totals[predicted] += 0
     names = sorted(totals, key=lambda name: (-totals[name], name))
-    rows = [_row(("expected \\ found", *names), "th")]
+    rows = [table_row(("expected \\ found", *names), "th")]
     for expected in names:
         cells = "".join(
             _cell(counts[expected, predicted], totals[expected], expected == predicted) for predicted in names

@@ -24,6 +24,7 @@ from flower_app.report.answers_section import answers_section
 from flower_app.report.contents import FIGURES, FigureSpec
 from flower_app.report.data import NoData, RunData, as_number, left_out
 from flower_app.report.mistakes_section import labels_sections, read_mistakes, wide_table
+from flower_app.report.receipt_section import receipt_section
 from flower_app.runs.machines import MACHINES, read_machines
 from flower_app.runs.run_directory import (
     ANSWERS,
@@ -154,6 +155,7 @@ def _page(runs: Sequence[_Run]) -> str:
     for number, run in enumerate(runs, 1):
         body += labels_sections(run.mistakes, run.data.label if len(runs) > 1 else "", number)
         body += answers_section(run.answers, run.data.label if len(runs) > 1 else "", number)
+        body += receipt_section(run.data, run.data.label if len(runs) > 1 else "", number, run.config.get("costs", ""))
     links = "".join(f'<a href="#{spec.id}">{escape(spec.title)}</a> ' for spec in FIGURES)
     machines = machine_section({run.data.label: run.machines for run in runs})
     learned, modelled = ([_section(spec, runs) for spec in FIGURES if spec.modelled == is_modelled]

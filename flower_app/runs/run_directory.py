@@ -10,6 +10,7 @@
     releases.json             with noise: what the round under way may release
     clusters/cluster-0/       the same of each control unit, where these run on this machine
     report.html               the run in pictures
+    receipt.json              what was predicted, beside what was measured and counted
     model/                    the global model: model.safetensors, spec.json, tokenizer.json, task.json;
                               a link to its version in models/
     waiting.json              whom the round under way waits for, why and since when

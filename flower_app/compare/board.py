@@ -174,7 +174,8 @@ def run_figures(run_dir: Path, task: BoardTask) -> dict[str, Any]:
     points = [
         _Point(record["round"], record["metrics"][metric], {name: spent[name][i] for name in COSTS})
         for i, record in enumerate(records)
-        if metric in (record["metrics"] or {})
+        # Of a model that has diverged the score is null.
+        if (record["metrics"] or {}).get(metric) is not None
     ]
     best = min if metric in LOWER_IS_BETTER else max
     within = {
@@ -233,6 +234,11 @@ def _check_evaluated(task: BoardTask, name: str, config: RunConfig) -> None:
         raise ValueError(
             f"{name}: budget and target are looked up in the evaluations, found evaluate-every = 0; set it above 0"
         )
+    from flower_app.tasks.base import task as task_of
+
+    scores = task_of(config.task).scores
+    if task.metric not in scores:
+        raise ValueError(f"tasks.{name}.metric: expected one of {', '.join(scores)}, found {task.metric!r}")
 
 
 def _tuned(
@@ -276,7 +282,8 @@ def _scores(board: Board, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, A
             score["waives"] = list(traits_by_name(strategy).waives)
             score["test"], score["deviation"] = _mean_and_deviation([r["test"] for r in own])
             difference = paired_interval(_tests(own), _tests(plain[board.reference]))
-            score["against_reference"] = None if method == board.reference else difference._asdict()
+            known = {name: value if math.isfinite(value) else None for name, value in difference._asdict().items()}
+            score["against_reference"] = None if method == board.reference else known
             score["better"] = _sign(difference, sign)
             for name in (*COSTS, "memory_bytes"):
                 score[name] = _mean_and_deviation([r[name] for r in own])[0]
@@ -331,8 +338,10 @@ def _said(scores: Sequence[Mapping[str, Any]]) -> list[str]:
 def _interval(score: Mapping[str, Any]) -> str:
     difference = score["against_reference"]
     mean, low, high = (difference[name] for name in ("mean", "low", "high"))
-    if not math.isfinite(low):
-        return f"{mean:+.3g} with {difference['num_pairs']} seed"
+    if mean is None:
+        return "no seed that both have"
+    if low is None:
+        return f"{mean:+.3g} with one seed"
     return f"{mean:+.3g}, {low:+.3g} to {high:+.3g}"
 
 

@@ -113,6 +113,7 @@ def test_mistakes_in_a_file_are_named(file, old, new, message):
     [
         ("evaluate-every = 2,", 'evaluate-every = 2, strategi = "x",', "words, ours: .*strategi"),
         ("set = { num-rounds = 4 }", "set = { evaluate-every = 0 }", "topics: budget and target are looked up in"),
+        ('metric = "loss"', 'metric = "accuracy"', "tasks.words.metric: expected one of loss, .*, found 'accuracy'"),
         ("topics.toml", "topic.toml", "--config: expected a TOML file or one of"),
         ("faults.device = 0.1", "faults.device = 7", "topics, ours: faults.device"),
     ],
@@ -139,6 +140,26 @@ def test_a_runs_figures_count_streams_and_set_up(tmp_path):
     none = run_figures(tmp_path, BoardTask(None, "loss", budget={"bytes": 10}, target=0.1))
     assert none["within"] == {"bytes": None} and none["until"] is None
     assert run_figures(tmp_path, BoardTask(None, "loss", target=1.7))["until"]["round"] == 3
+
+
+def test_a_model_that_diverged_has_no_score(tmp_path):
+    line = fake_round(2, 1)
+    append_round(tmp_path, line | {"metrics": {"loss": float("nan"), "bleu": 3.0}})
+    write_summary(tmp_path, FINISHED, rounds=1, wall_s=1.0, metrics={"loss": float("nan"), "bleu": float("inf")})
+    for metric, curve in (("loss", 0), ("bleu", 1)):
+        figures = run_figures(tmp_path, BoardTask(None, metric, target=1.0))
+        assert figures["test"] is None and len(figures["curve"]) == curve
+        json.dumps(figures, allow_nan=False)
+
+
+@pytest.mark.slow
+def test_one_seed_tells_no_interval(file, tmp_path):
+    file.write_text(BOARD.replace("seeds = 3", "seeds = 1"))
+    document = run_board(read_board(file), tmp_path, tmp_path / "out", print, launcher=FakeLauncher(scored_run))
+    json.dumps(document, allow_nan=False)
+    assert document["said"][0] == (
+        "topics: ours cannot be told from fedavg (+0.1 with one seed), fedlora (-0.299 with one seed) in bleu."
+    )
 
 
 @pytest.mark.slow

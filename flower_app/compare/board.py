@@ -128,7 +128,7 @@ def run_board(
         configs, places = {}, {}
         for method in board.methods:
             for condition, changes in {"": {}, **board.conditions}.items():
-                name = f"{method} {condition}".strip()
+                name = f"{method}.{condition}".strip(".")
                 configs[name] = _config(board, task, method, {**changes, **chosen[method]}, folder, sets)
                 places[name] = method, condition
         compared = compare_training(configs, board.seeds, out / task, say, launcher)
@@ -264,7 +264,7 @@ def _tuned(
     names = {" ".join(f"{key}={value}" for key, value in values.items()): values for values in tried}
     configs = {name: RunConfig.from_flat(base.to_flat() | values) for name, values in names.items()}
     say(f"{task}, {method}: chooses among {len(configs)}")
-    return names[sweep(configs, 1, out / "tuning" / f"{task}-{method}", say, launcher)["best"]]
+    return names[sweep(configs, 1, out / "tuning" / task / method, say, launcher)["best"]]
 
 
 def _scores(board: Board, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

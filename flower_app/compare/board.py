@@ -26,7 +26,7 @@ from flower_app.compare.paired_interval import PairedInterval, paired_interval
 from flower_app.compare.sweep import sweep
 from flower_app.compare.trained import compare_training
 from flower_app.config.run_config import RunConfig
-from flower_app.config.sources import absolute, load_config, read_sets
+from flower_app.config.sources import absolute, find_config, merged_config, read_config, read_sets
 from flower_app.launch.launcher import Launcher
 from flower_app.runs.run_directory import read_rounds, read_summary
 from flower_app.training.early_stopping import LOWER_IS_BETTER
@@ -94,8 +94,12 @@ def check_board(board: Board, folder: Path, sets: Sequence[str] = ()) -> None:
     folder : that its paths are seen from
     sets : pairs ``key=value`` that win over all of it
     """
+    if both := read_sets(sets).keys() & board.tune.keys():
+        raise ValueError(f"--set: {min(both)} is chosen by [tune]; leave it out of one of them")
     for task, method, changes in product(board.tasks, board.methods, ({}, *board.conditions.values())):
         _check_evaluated(board.tasks[task], task, _config(board, task, method, changes, folder, sets))
+    for task, method, values in product(board.tasks, board.methods, _combinations(board)):
+        _config(board, task, method, values, folder, sets)
 
 
 def run_board(
@@ -214,11 +218,12 @@ def _config(
     board: Board, task: str, method: str, changes: Mapping[str, Any], folder: Path, sets: Sequence[str]
 ) -> RunConfig:
     """Return a run's configuration: the task's, then the method's, then that of both, then ``changes`` and ``sets``."""
-    keys, config = _keys(board, task, method) | read_sets(changes), board.tasks[task].config
-    if config is not None and (folder / config).is_file():
-        config = str(folder / config)
+    keys, name = absolute(_keys(board, task, method) | read_sets(changes), folder), board.tasks[task].config
+    if name is not None:
+        path = find_config(str(folder / name) if (folder / name).is_file() else name)
+        keys = absolute(read_config(path), path.parent) | keys
     try:
-        return load_config(config, absolute(keys, folder) | absolute(read_sets(sets), Path.cwd()))
+        return merged_config(keys, folder, sets)
     except ValueError as error:
         raise ValueError(f"{task}, {method}: {error}") from error
 
@@ -227,6 +232,12 @@ def _keys(board: Board, task: str, method: str) -> dict[str, Any]:
     of_task = board.tasks[task]
     layers = (of_task.set, board.methods[method], of_task.methods.get(method, {}))
     return {key: value for layer in layers for key, value in read_sets(layer).items()}
+
+
+def _combinations(board: Board) -> list[dict[str, Any]]:
+    """Return all combinations of the values to tune; none where nothing is tuned."""
+    chosen = product(*board.tune.values()) if board.tune else ()
+    return [dict(zip(board.tune, values, strict=True)) for values in chosen]
 
 
 def _check_evaluated(task: BoardTask, name: str, config: RunConfig) -> None:
@@ -254,15 +265,18 @@ def _tuned(
     """Return the values of the keys to tune that are the method's best on the task, by its validation metric."""
     if not board.tune:
         return {}
-    base = _config(board, task, method, {}, folder, sets)
-    if not base.evaluate_every:
-        base = replace(base, evaluate_every=base.num_rounds)
-    base = replace(
-        base, seed=base.seed + _TUNING_SEED, selection=replace(base.selection, metric=board.tasks[task].metric)
-    )
-    tried = [dict(zip(board.tune, values, strict=True)) for values in product(*board.tune.values())]
-    names = {" ".join(f"{key}={value}" for key, value in values.items()): values for values in tried}
-    configs = {name: RunConfig.from_flat(base.to_flat() | values) for name, values in names.items()}
+    names = {" ".join(f"{key}={value}" for key, value in values.items()): values for values in _combinations(board)}
+
+    def tried(values: Mapping[str, Any]) -> RunConfig:
+        config = _config(board, task, method, values, folder, sets)
+        return replace(
+            config,
+            seed=config.seed + _TUNING_SEED,
+            evaluate_every=config.evaluate_every or config.num_rounds,
+            selection=replace(config.selection, metric=board.tasks[task].metric),
+        )
+
+    configs = {name: tried(values) for name, values in names.items()}
     say(f"{task}, {method}: chooses among {len(configs)}")
     return names[sweep(configs, 1, out / "tuning" / task / method, say, launcher)["best"]]
 
@@ -284,13 +298,15 @@ def _scores(board: Board, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, A
             difference = paired_interval(_tests(own), _tests(plain[board.reference]))
             known = {name: value if math.isfinite(value) else None for name, value in difference._asdict().items()}
             score["against_reference"] = None if method == board.reference else known
-            score["better"] = _sign(difference, sign)
+            # Of seeds that have diverged nothing is told.
+            score["better"] = _sign(difference, sign) if difference.num_pairs == board.seeds else 0
             for name in (*COSTS, "memory_bytes"):
                 score[name] = _mean_and_deviation([r[name] for r in own])[0]
             score["within"] = {
                 name: _mean_and_deviation([r["within"][name] for r in own])[0] for name in of_task.budget
             }
             until = [r["until"] for r in own]
+            score["target"] = of_task.target
             score["reached"] = sum(each is not None for each in until)
             score["until"] = (
                 {name: float(np.mean([each[name] for each in until])) for name in COSTS} if all(until) else None
@@ -342,16 +358,17 @@ def _interval(score: Mapping[str, Any]) -> str:
         return "no seed that both have"
     if low is None:
         return f"{mean:+.3g} with one seed"
-    return f"{mean:+.3g}, {low:+.3g} to {high:+.3g}"
+    lost = "" if score["test"] is not None else f" of the {difference['num_pairs']} seeds that both have"
+    return f"{mean:+.3g}, {low:+.3g} to {high:+.3g}{lost}"
 
 
 def board_cells(document: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return the titles and rows of the board's table; columns that no task fills are left out."""
     budgets = [name for name in COSTS if any(name in score["within"] for score in document["scores"])]
     conditions = list(dict.fromkeys(name for score in document["scores"] for name in score["under"]))
-    asks_cost = any(score["until"] or score["reached"] for score in document["scores"])
+    asks_cost = any(score["target"] is not None for score in document["scores"])
     titles = ["task", "method", "test", "±", "against the reference", *(f"best within {name}" for name in budgets)]
-    titles += ["MB until target", "s until target", "J until target"] * asks_cost
+    titles += ["target", "seeds that reach it", "MB until then", "s until then", "J until then"] * asks_cost
     titles += [f"under {name}" for name in conditions] + ["MB", "virtual s", "kJ", "GB of a device", "waives"]
     rows = []
     for score in document["scores"]:
@@ -364,6 +381,7 @@ def board_cells(document: Mapping[str, Any]) -> tuple[list[str], list[list[str]]
         row += [four_digits(score["within"].get(name)) for name in budgets]
         if asks_cost:
             until = score["until"] or dict.fromkeys(COSTS)
+            row += [four_digits(score["target"]), f"{score['reached']} of {document['seeds']}"]
             row += [_of(until["bytes"], 1e6), _of(until["seconds"], 1.0), _of(until["joules"], 1.0)]
         row += [four_digits(score["under"].get(name)) for name in conditions]
         units = (("bytes", 1e6), ("seconds", 1.0), ("joules", 1e3), ("memory_bytes", 1e9))
@@ -392,7 +410,7 @@ def _board(raw: Mapping[str, Any]) -> Board:
     if len(methods) < 2 or not tasks:
         raise ValueError("expected tables [methods.NAME] of two methods or more, and [tasks.NAME]; write them")
     reference = raw.get("reference", next(iter(methods)))
-    if reference not in methods:
+    if not isinstance(reference, str) or reference not in methods:
         raise ValueError(f"reference: expected one of {', '.join(methods)}, found {reference!r}")
     seeds = raw.get("seeds", Board.seeds)
     if not isinstance(seeds, int) or isinstance(seeds, bool) or not 1 <= seeds <= 100:
@@ -403,6 +421,9 @@ def _board(raw: Mapping[str, Any]) -> Board:
     for name in (*methods, *tasks, *_tables(raw, "conditions")):
         if not name.replace("-", "").replace("_", "").isalnum():
             raise ValueError(f"{name!r}: expected a name of letters, digits, - and _, for the folders of its runs")
+    for name, table in _tables(raw, "conditions").items():
+        if both := read_sets(table).keys() & read_sets(tune).keys():
+            raise ValueError(f"conditions.{name}: {min(both)} is chosen by [tune]; leave it out of one of them")
     return Board(
         tasks={name: _task(name, table, methods) for name, table in tasks.items()},
         methods=methods,

@@ -27,8 +27,10 @@ from strategies.dssda.unequal_tebs import counted_tebs
 from strategies.planned_strategy import PlannedStrategy
 from strategies.planning.costs import costs_record, round_costs
 from strategies.planning.dry_run import LossTrace
+from strategies.planning.pipeline_choices import PipelineChoices
 from strategies.planning.planner import Decision, InfeasibleRound
 from strategies.planning.policies import DSSDA
+from strategies.planning.schedule_choice import planned_instance
 from strategies.registry import COLLAPIPE, strategy_class
 
 MOST_COMPARED = 40
@@ -148,7 +150,8 @@ def quote(config: RunConfig, changes: Sequence[Change] = (), with_prices: bool =
     tried = _of_hardware(first["cluster"], len(scenario.clusters[first["cluster"]]))
     document["hardware"] = _best([effect(change.text, exact, change.of(scenario)) for change in tried])
     if with_prices:
-        document["prices"] = _prices([decision for decision, _ in rounds[:MOST_PRICED]], scenario)
+        choices = PipelineChoices.of(config.planner.schedule, config.planner.token_slices)
+        document["prices"] = _prices([decision for decision, _ in rounds[:MOST_PRICED]], scenario, choices)
     return document
 
 
@@ -250,11 +253,12 @@ def _rounds(config: RunConfig, scenario: Scenario, num_rounds: int) -> list[tupl
     return found
 
 
-def _prices(decisions: Sequence[Decision], scenario: Scenario) -> list[dict[str, Any]]:
+def _prices(decisions: Sequence[Decision], scenario: Scenario, choices: PipelineChoices) -> list[dict[str, Any]]:
     """Return the shadow prices of the problems that rounds were planned by, as means over the rounds that have each."""
     found: dict[tuple[str, int | None, int | None], list[Price]] = {}
     for decision in decisions:
-        instance, _ = counted_tebs(round_instance(scenario, decision.network, decision.queues))
+        declared, _ = counted_tebs(round_instance(scenario, decision.network, decision.queues))
+        instance = planned_instance(declared, choices)
         able = [n for n in range(instance.num_clusters) if n not in decision.left_out]
         for price in shadow_prices(replace(instance, clusters=tuple(instance.clusters[n] for n in able))):
             cluster = None if price.cluster is None else able[price.cluster]

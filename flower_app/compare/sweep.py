@@ -89,7 +89,7 @@ def sweep(
     if not known:
         raise ValueError(
             f"sweep: no run has a validation score {metric}; set evaluate-every above 0, or selection.metric to one of "
-            "the task's"
+            "the task's; where all have diverged, lower the rates"
         )
     best = (min if metric in LOWER_IS_BETTER else max)(known, key=lambda row: row["validation"])
     flat = {key: value for key, value in configs[best["name"]].to_flat().items() if key not in _OF_A_RUN}

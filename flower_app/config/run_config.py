@@ -66,8 +66,8 @@ class PlannerConfig:
     gamma_max: float = 0.0
     """Threshold of the convergence bound; 0: the scenario's."""
     bound: str = ""
-    """Bound that the queues keep: ``gamma``, Eq. (28); or ``participation``, a cluster's lack of its share of the
-    updates; empty: the scenario's."""
+    """Bound that the queues keep: ``gamma``, Eq. (28); or ``participation``, what a cluster lacks of the updates by
+    the scenario's ``data-share``; empty: the scenario's."""
     participation_max: float = 0.0
     """Threshold of ``participation``; 0: the scenario's."""
     energy_price: float = 0.0

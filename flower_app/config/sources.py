@@ -64,13 +64,13 @@ def load_config(config_file: str | None = None, sets: Sets = ()) -> RunConfig:
         If there is no such configuration file.
     """
     if config_file is None:
-        return _merged({}, Path.cwd(), sets)
+        return merged_config({}, Path.cwd(), sets)
     path = find_config(config_file)
-    return _merged(read_config(path), path.parent, sets)
+    return merged_config(read_config(path), path.parent, sets)
 
 
-def _merged(in_file: Mapping[str, Any], folder: Path, sets: Sets) -> RunConfig:
-    """Merge the keys of a file in a folder with ``sets``, and check the result."""
+def merged_config(in_file: Mapping[str, Any], folder: Path, sets: Sets) -> RunConfig:
+    """Merge the flat keys of a file in a folder with ``sets``, and check the result; see :func:`load_config`."""
     # Results belong to who runs, not to who wrote the configuration.
     places = {key: in_file[key] for key in ("runs-dir", "run-dir") if key in in_file}
     flat_config = absolute(in_file, folder) | absolute(places, Path.cwd())
@@ -104,7 +104,7 @@ def load_stored_config(config_file: Path, sets: Sets = (), allowed: Iterable[str
     chosen = read_sets(sets)
     in_file = read_config(config_file)
     refuse_unknown_classes({key: value for key, value in in_file.items() if key not in chosen}, allowed)
-    return _merged(without_kept_keys(in_file), config_file.resolve().parent, sets)
+    return merged_config(without_kept_keys(in_file), config_file.resolve().parent, sets)
 
 
 def refuse_unknown_classes(flat: Mapping[str, Any], allowed: Iterable[str] = ()) -> None:

@@ -10,16 +10,22 @@ from typing import Any
 import numpy as np
 
 from client_pipeline import durable
+from flower_app.config.sources import read_config
 from flower_app.report.data import RunData, as_number
 from flower_app.report.mistakes_section import table_row, wide_table
-from flower_app.runs.run_directory import read_rounds
+from flower_app.runs.run_directory import CONFIG, read_rounds
 
 RECEIPT = "receipt.json"
 _UNITS = {"s": 1.0, "MB": 1e6}
 
 
-def receipt(data: RunData) -> list[dict[str, Any]]:
+def receipt(data: RunData, costs: str) -> list[dict[str, Any]]:
     """Return the figures that have both sides, as JSON values.
+
+    Parameters
+    ----------
+    data : of the run
+    costs : its key ``costs``
 
     Returns
     -------
@@ -27,27 +33,30 @@ def receipt(data: RunData) -> list[dict[str, Any]]:
     predicted:
 
     * the local steps of each round's slowest cluster, all rounds (where ``costs = "measured"``),
-    * uploads of the clusters, as Flower's messages bring them,
+    * uploads of the clusters, as Flower's messages bring them; with ``costs = "model"``, which counts them, also the
+      activations on the server's streams,
     * bytes between the devices,
     * the most that any device holds.
     """
     rows = [
         ("local steps of the slowest cluster", "s", *_both(*data.predictions())),
-        ("uploads", "byte", *_both(_sums(data, "uplink_bytes"), data.series("bytes_up"))),
+        ("uploads", "byte", *_both(_sums(data, "uplink_bytes"), _uploaded(data, costs == "model"))),
         ("between devices", "byte", *_both(data.link_bytes(), _counted(data))),
         ("most that a device holds", "byte", *_largest(data)),
     ]
     return [
         {"what": what, "unit": unit, "predicted": predicted, "real": real, "error": (real - predicted) / predicted}
         for what, unit, predicted, real in rows
-        if predicted > 0 and np.isfinite(real)
+        # Who uploads nothing has a prediction for the evaluations' weights alone.
+        if predicted > 0 and real > 0
     ]
 
 
 def write_receipt(run_dir: Path) -> Path:
     """Write ``receipt.json`` of a run."""
     data = RunData(label=run_dir.name, rounds=read_rounds(run_dir)[0], timeline=None)
-    return durable.write_text(run_dir / RECEIPT, json.dumps(receipt(data), indent=1), lasting=False)
+    costs = str(read_config(run_dir / CONFIG).get("costs", "scenario"))
+    return durable.write_text(run_dir / RECEIPT, json.dumps(receipt(data, costs), indent=1), lasting=False)
 
 
 def receipt_section(data: RunData, label: str = "", number: int = 0, costs: str = "") -> list[str]:
@@ -59,7 +68,7 @@ def receipt_section(data: RunData, label: str = "", number: int = 0, costs: str 
     label, number : its name, and its number among several; empty: it is alone
     costs : its key ``costs``
     """
-    lines = receipt(data)
+    lines = receipt(data, costs)
     if not lines:
         return []
     suffix, name = (f"-{number}", f"{label}: ") if label else ("", "")
@@ -83,6 +92,18 @@ def _both(predicted: Any, real: Any) -> tuple[float, float]:
 def _sums(data: RunData, key: str) -> Any:
     values = data.cluster_series(key)
     return np.where(np.isfinite(values).any(axis=0), np.nansum(values, axis=0), np.nan)
+
+
+def _uploaded(data: RunData, with_streams: bool) -> Any:
+    """Bytes that have come up, (R,)."""
+    messages = data.series("bytes_up")
+    if not with_streams:
+        return messages
+    streams = [
+        sum(as_number((report.get("stream_bytes") or {"up": 0}).get("up")) for report in record.get("clusters") or ())
+        for record in data.rounds
+    ]
+    return messages + np.array(streams)
 
 
 def _counted(data: RunData) -> Any:

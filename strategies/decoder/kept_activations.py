@@ -75,11 +75,13 @@ class KeptActivations:
             new = {name: i for i, name in enumerate(names) if (cluster, name) not in self._places}
             if not new or not self._has_room(cluster, len(new) * LEAST_ENTRY):
                 return not new
-        blobs = {name: _example(tensors, i) for name, i in new.items()}
-        size = sum(max(len(blob), LEAST_ENTRY) for blob in blobs.values())
+        encoded = {name: _example(tensors, i) for name, i in new.items()}
         with self._lock:
+            # Another stream of the same cluster may have brought them meanwhile.
+            blobs = {name: blob for name, blob in encoded.items() if (cluster, name) not in self._places}
+            size = sum(max(len(blob), LEAST_ENTRY) for blob in blobs.values())
             if not self._has_room(cluster, size):
-                return False
+                return not blobs
             try:
                 _write(self._file.fileno(), b"".join(blobs.values()), self._end)
             except OSError as error:

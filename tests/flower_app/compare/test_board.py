@@ -2,13 +2,25 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from flower_app.cli.main import app
 from flower_app.compare import trained
-from flower_app.compare.board import BoardTask, board_cells, check_board, read_board, run_board, run_figures
+from flower_app.compare.board import (
+    COSTS,
+    Board,
+    BoardTask,
+    _config,
+    _scores,
+    board_cells,
+    check_board,
+    read_board,
+    run_board,
+    run_figures,
+)
 from flower_app.compare.board_page import write_page
 from flower_app.runs.run_directory import FINISHED, append_round, write_summary
 from helpers.fake_series import FakeLauncher, fake_round
@@ -98,6 +110,12 @@ def test_packaged_boards_are_of_configurations_that_run(path, tmp_path):
         ("topics.methods.fedlora", "topics.methods.fedlore", "fedlore: no such method; did you mean 'fedlora'"),
         ("set = { num-rounds = 4 }", "set = 4", "tasks.topics.set: expected a table, found 4"),
         ("[conditions.lost]", "[tune]\noptimizer.lr = 1\n[conditions.lost]", "tune: expected lists of values"),
+        (
+            "[conditions.lost]",
+            "[tune]\nfaults.device = [0.1]\n[conditions.lost]",
+            "conditions.lost: faults.device is",
+        ),
+        ("seeds = 3", 'reference = ["ours"]', "reference: expected one of ours"),
         (BOARD, "[tasks.a]", r"expected tables \[methods.NAME\] of two methods or more"),
         ("seeds = 3", "seeds", "board.toml: .*Expected"),
     ],
@@ -113,6 +131,7 @@ def test_mistakes_in_a_file_are_named(file, old, new, message):
     [
         ("evaluate-every = 2,", 'evaluate-every = 2, strategi = "x",', "words, ours: .*strategi"),
         ("set = { num-rounds = 4 }", "set = { evaluate-every = 0 }", "topics: budget and target are looked up in"),
+        ("[conditions.lost]", "[tune]\noptimizer.lr = [-1.0]\n[conditions.lost]", "topics, ours: optimizer.lr"),
         ('metric = "loss"', 'metric = "accuracy"', "tasks.words.metric: expected one of loss, .*, found 'accuracy'"),
         ("topics.toml", "topic.toml", "--config: expected a TOML file or one of"),
         ("faults.device = 0.1", "faults.device = 7", "topics, ours: faults.device"),
@@ -152,6 +171,34 @@ def test_a_model_that_diverged_has_no_score(tmp_path):
         json.dumps(figures, allow_nan=False)
 
 
+def test_texts_of_a_board_lie_in_its_folder_wherever_it_is_started(file, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    board = read_board(file)
+    own = replace(
+        board.tasks["words"], set={"data.source": "files", "data.train-source": "t.txt", "data.test-source": "t.txt"}
+    )
+    config = _config(replace(board, tasks={"own": own}), "own", "ours", {}, tmp_path, [])
+    assert config.data.path == str(tmp_path)
+
+
+def test_a_key_that_is_tuned_is_not_set(file, tmp_path):
+    file.write_text(BOARD + "[tune]\noptimizer.lr = [0.1]\n")
+    with pytest.raises(ValueError, match="--set: optimizer.lr is chosen by"):
+        check_board(read_board(file), tmp_path, ["optimizer.lr=0.2"])
+
+
+def test_seeds_that_diverged_make_no_verdict():
+    board = Board({"t": BoardTask(None, "bleu")}, {"a": {}, "b": {"strategy": "FedAvg"}}, "a")
+    places = [(m, seed) for m in "ab" for seed in range(3)]
+    row = {"task": "t", "condition": "", "memory_bytes": 1, "until": None, "within": {}, **dict.fromkeys(COSTS, 1)}
+    tests = {("a", 0): 0.5, ("a", 1): 0.51, ("a", 2): 0.52, ("b", 0): 0.6, ("b", 1): 0.61, ("b", 2): None}
+    _, score = _scores(board, [row | {"method": m, "seed": seed, "test": tests[m, seed]} for m, seed in places])
+    assert score["better"] == 0 and score["test"] is None and score["against_reference"]["num_pairs"] == 2
+    document = {"scores": [score], "seeds": 3}
+    assert "of the 2 seeds that both have" in board_cells(document)[1][0][4]
+
+
 @pytest.mark.slow
 def test_one_seed_tells_no_interval(file, tmp_path):
     file.write_text(BOARD.replace("seeds = 3", "seeds = 1"))
@@ -177,6 +224,7 @@ def test_a_board_is_trained_scored_and_taken_as_it_is(file, tmp_path):
     assert (fedavg["better"], fedlora["better"], scores["words", "fedavg"]["better"]) == (1, 0, 1)
     assert fedavg["against_reference"]["mean"] == pytest.approx(0.1)
     assert scores["words", "fedavg"]["against_reference"]["mean"] == pytest.approx(-0.1)
+    assert all("3 of 3" in row for row in board_cells(document)[1][:3])
     assert ours["reached"] == 3 and ours["until"]["seconds"] == pytest.approx(80)
     assert fedlora["waives"] == ["C7", "C9"] and ours["waives"] == []
     assert document["said"][0].startswith("topics: ours is behind fedavg (+0.1, ")

@@ -11,7 +11,12 @@ from flower_app.runs.run_directory import append_round
 
 def a_round(number, predicted_s=None, **virtual):
     cluster = {"cluster": 0, "uplink_bytes": 100.0, "link_bytes": [30.0, 10.0], "device_memory_bytes": [50.0, 80.0]}
-    report = {"cluster": 0, "link_bytes": 44, "devices": {"0": {"held_bytes": 45}, "1": {"held_bytes": 88}}}
+    report = {
+        "cluster": 0,
+        "link_bytes": 44,
+        "stream_bytes": {"up": 7, "down": 5},
+        "devices": {"0": {"held_bytes": 45}, "1": {"held_bytes": 88}},
+    }
     plan = {} if predicted_s is None else {"predictions": [{"predicted_train_s": predicted_s, "measured_train_s": 4.0}]}
     return {
         "round": number,
@@ -27,19 +32,23 @@ def run(*rounds):
 
 
 def test_figures_with_two_sides_are_compared():
-    lines = {line["what"]: line for line in receipt(run(a_round(1), a_round(2, predicted_s=5.0)))}
+    data = run(a_round(1), a_round(2, predicted_s=5.0))
+    lines = {line["what"]: line for line in receipt(data, "scenario")}
     # The first round's seconds were not predicted.
     assert lines["local steps of the slowest cluster"]["error"] == pytest.approx(-0.2)
     assert (lines["uploads"]["predicted"], lines["uploads"]["real"]) == (200, 180)
+    # A model's costs count the activations on the streams.
+    assert receipt(data, "model")[1]["real"] == 180 + 14
     assert lines["between devices"]["error"] == pytest.approx(0.1)
     assert (lines["most that a device holds"]["predicted"], lines["most that a device holds"]["real"]) == (80, 88)
 
 
 def test_what_has_one_side_is_left_out():
-    assert [line["what"] for line in receipt(run(a_round(1, uplink_bytes=None, link_bytes=None)))] == [
+    assert [line["what"] for line in receipt(run(a_round(1, uplink_bytes=None, link_bytes=None)), "model")] == [
         "most that a device holds"
     ]
-    assert receipt(run()) == [] and receipt(run({"round": 1})) == []
+    assert receipt(run(), "model") == [] and receipt(run({"round": 1}), "model") == []
+    assert "uploads" not in [line["what"] for line in receipt(run(a_round(1) | {"bytes_up": 0}), "scenario")]
     assert receipt_section(run({"round": 1})) == []
 
 
@@ -49,5 +58,6 @@ def test_the_section_says_whose_costs_were_predicted(tmp_path):
     [section] = receipt_section(run(a_round(1)), "a<b", 2, "model")
     assert 'id="receipt-2"' in section and "a&lt;b: Receipt" in section and "scenario" not in section
     append_round(tmp_path, a_round(1))
-    assert json.loads(write_receipt(tmp_path).read_text()) == receipt(run(a_round(1)))
+    (tmp_path / "config.toml").write_text('costs = "model"')
+    assert json.loads(write_receipt(tmp_path).read_text()) == receipt(run(a_round(1)), "model")
     assert (tmp_path / RECEIPT).is_file()

@@ -36,7 +36,10 @@ def mistakes_as_lines() -> Iterator[None]:
         if "home directory" in str(error):
             say("error: HOME: no home directory is known of this user; set HOME to a folder of your own")
             raise typer.Exit(ExitCode.BAD_INPUT) from error
-        # Compared by name: the planner's modules would slow down every command.
+        # Compared by name: their modules would slow down every command.
+        if type(error).__name__ == "RunFailed":
+            say(f"error: {error}")
+            raise typer.Exit(ExitCode.FAILED) from error
         if type(error).__name__ != "InfeasibleRound":
             raise
         say(f"infeasible: {error}")

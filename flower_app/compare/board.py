@@ -121,7 +121,7 @@ def run_board(
     ------
     ValueError, FileNotFoundError, InfeasibleRound
         Before anything is trained.
-    RuntimeError
+    RunFailed
         If a run fails; the message names it and its logs.
     """
     # A mistake in the last task is found before the first one trains.

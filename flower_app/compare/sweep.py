@@ -76,7 +76,7 @@ def sweep(
     ------
     ValueError, FileNotFoundError, InfeasibleRound
         Before anything is trained.
-    RuntimeError
+    RunFailed
         If a run fails; the message names it and its logs.
     """
     compared = compare_training(configs, seeds, out, say, launcher)

@@ -75,7 +75,7 @@ def compare_training(
     ------
     ValueError, FileNotFoundError, InfeasibleRound
         Before anything is trained.
-    RuntimeError
+    RunFailed
         If a run fails; the message names it and its logs.
     """
     if num_seeds < 1:

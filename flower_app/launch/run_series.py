@@ -35,6 +35,10 @@ _MADE_FIRST = {"plans", "logs", ".lock"}
 """Entries of a run directory before its configuration is written."""
 
 
+class RunFailed(RuntimeError):
+    """Failure of a run of a series; the message names the run, the reason and its logs."""
+
+
 class SeriesRun(NamedTuple):
     """One run of a series."""
 
@@ -54,7 +58,7 @@ def train_series(
     ValueError, FileNotFoundError, InfeasibleRound
         Before anything is trained: for a configuration that cannot run, naming its label; or for a run directory that
         holds a run with another configuration.
-    RuntimeError
+    RunFailed
         If a run fails; those before it are finished, those after it not begun.
     """
     unfinished = [run for run in runs if not has_finished(run.config)]
@@ -116,7 +120,7 @@ def _train_session(
         outcome = launcher.launch(order)
         watch()
     if outcome.status != FINISHED:
-        raise RuntimeError(f"{outcome.error}; logs: {folder / 'logs'}. The same command continues the unfinished runs")
+        raise RunFailed(f"{outcome.error}; logs: {folder / 'logs'}. The same command continues the unfinished runs")
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -58,6 +58,15 @@ def test_a_mistake_gets_its_one_line(mistake, prepared):
     assert traces(prepared[0]) == before
 
 
+def test_a_run_of_several_that_fails_gets_a_line(tmp_path):
+    out = tmp_path / "compared"
+    result = CliRunner().invoke(app, ["compare", "--train", "--policies", "dssda", "--rounds", "1", "--out", str(out)])
+    assert result.exit_code == 1 and result.stdout == ""
+    assert re.match(
+        r"error: nothing is launched here; logs: .*/logs\. The same command", result.stderr.splitlines()[-1]
+    )
+
+
 WITHOUT_A_NETWORK = (
     "; huggingface.co does not answer from here or HF_HUB_OFFLINE is set, and the cache has none: download it where "
     "there is a network, and name its folder"

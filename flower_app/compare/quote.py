@@ -6,6 +6,7 @@ seconds and joules. A change is planned anew, round by round, and not estimated.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,8 +22,9 @@ from flower_app.compare.columns import four_digits
 from flower_app.config.run_config import RunConfig
 from flower_app.config.strategy_choice import make_planner, work_of
 from flower_app.training.network import training_scenario
+from strategies.dssda.instance import Instance
 from strategies.dssda.round_problem import round_instance
-from strategies.dssda.shadow_prices import Price, shadow_prices
+from strategies.dssda.shadow_prices import Plan, Price, shadow_prices
 from strategies.dssda.unequal_tebs import counted_tebs
 from strategies.planned_strategy import PlannedStrategy
 from strategies.planning.costs import costs_record, round_costs
@@ -30,7 +32,8 @@ from strategies.planning.dry_run import LossTrace
 from strategies.planning.pipeline_choices import PipelineChoices
 from strategies.planning.planner import Decision, InfeasibleRound
 from strategies.planning.policies import DSSDA
-from strategies.planning.schedule_choice import planned_instance
+from strategies.planning.policy import Round
+from strategies.planning.schedule_choice import ScheduledPolicy
 from strategies.registry import COLLAPIPE, strategy_class
 
 MOST_COMPARED = 40
@@ -257,10 +260,10 @@ def _prices(decisions: Sequence[Decision], scenario: Scenario, choices: Pipeline
     """Return the shadow prices of the problems that rounds were planned by, as means over the rounds that have each."""
     found: dict[tuple[str, int | None, int | None], list[Price]] = {}
     for decision in decisions:
-        declared, _ = counted_tebs(round_instance(scenario, decision.network, decision.queues))
-        instance = planned_instance(declared, choices)
+        instance, _ = counted_tebs(round_instance(scenario, decision.network, decision.queues))
         able = [n for n in range(instance.num_clusters) if n not in decision.left_out]
-        for price in shadow_prices(replace(instance, clusters=tuple(instance.clusters[n] for n in able))):
+        of_able = replace(instance, clusters=tuple(instance.clusters[n] for n in able))
+        for price in shadow_prices(of_able, _scheduled(decision.number, instance, choices)):
             cluster = None if price.cluster is None else able[price.cluster]
             found.setdefault((price.resource, cluster, price.device), []).append(price)
     columns = ("objective", "least", "most", "seconds")
@@ -270,6 +273,14 @@ def _prices(decisions: Sequence[Decision], scenario: Scenario, choices: Pipeline
         | {name: _finite(np.mean([getattr(price, name) for price in prices])) for name in columns}
         for place, prices in found.items()
     ]
+
+
+def _scheduled(number: int, instance: Instance, choices: PipelineChoices) -> Plan | None:
+    """Return how a round is planned where schedules keep less than GPipe; None: as it stands."""
+    if not (choices.any or instance.recomputes):
+        return None
+    policy = ScheduledPolicy(DSSDA(), choices)
+    return lambda part: policy.plan(Round(number=number, instance=part, losses=[math.inf] * part.num_clusters))
 
 
 def _finite(value: Any) -> float | None:
@@ -366,10 +377,16 @@ def quote_text(document: dict[str, Any]) -> str:
     for price in sorted(priced, key=lambda price: price["objective"])[:_MOST_TOLD]:
         resource = "band" if price["resource"] == "uplink" and price["cluster"] is None else price["resource"]
         lines.append(
-            f"{_MORE[resource].format(**price)}: objective {price['objective']:+.4g} "
-            f"({price['least']:+.4g} to {price['most']:+.4g}), {price['seconds']:+.4g} s a round"
+            f"{_MORE[resource].format(**price)}: objective {price['objective']:+.4g} ({_limits(price)}), "
+            f"{price['seconds']:+.4g} s a round"
         )
     return "\n".join(lines)
+
+
+def _limits(price: dict[str, Any]) -> str:
+    if price["least"] is None or price["most"] is None:
+        return "not certified"
+    return f"{price['least']:+.4g} to {price['most']:+.4g}"
 
 
 def boxes_table(document: dict[str, Any]) -> Table:

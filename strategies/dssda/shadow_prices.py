@@ -38,13 +38,18 @@ class Price(NamedTuple):
     """Change of the round's latency tau [s], which may grow where the objective falls."""
 
 
-def shadow_prices(instance: Instance, tolerance: float = 1e-6) -> list[Price]:
+Plan = Callable[[Instance], Answer]
+"""Planner of a round."""
+
+
+def shadow_prices(instance: Instance, plan: Plan | None = None) -> list[Price]:
     """Solve a round with 1 GB, 1 MHz, a channel or a device more, and with each device as fast as the fastest.
 
     Parameters
     ----------
     instance : a round that has a plan
-    tolerance : see :func:`~strategies.dssda.planner.plan_round`
+    plan : plans a round; None: :func:`~strategies.dssda.planner.plan_round`. What another one does not certify has
+        infinite limits.
 
     Returns
     -------
@@ -58,20 +63,23 @@ def shadow_prices(instance: Instance, tolerance: float = 1e-6) -> list[Price]:
     ValueError
         If the round has no plan.
     """
-    tables = segment_tables(instance)
-    base = plan_round(instance, tolerance=tolerance, tables=tables)
+    tables = segment_tables(instance) if plan is None else []
+    base = plan_round(instance, tables=tables) if plan is None else plan(instance)
     if base.objective is None:
         raise ValueError(f"shadow prices: expected a round with a plan, found {'; '.join(map(str, base.infeasible))}")
 
     def price(resource: str, cluster: int | None, device: int | None, changed: Instance) -> Price:
         if resource == "channel":
-            answer = _with_matched(changed, instance.num_matched, tolerance)
+            answer = _with_matched(changed, instance.num_matched, plan or plan_round)
+        elif plan is not None:
+            answer = plan(changed)
         else:
+            # The other clusters' segments are known.
             known = [
                 segment_table(changed, n) if n == cluster and resource != "uplink" else table
                 for n, table in enumerate(tables)
             ]
-            answer = plan_round(changed, tolerance=tolerance, tables=known)
+            answer = plan_round(changed, tables=known)
         return Price(resource, cluster, device, *_change(base, answer))
 
     return [price(*entry) for entry in _changes(instance)]
@@ -120,15 +128,14 @@ def _with_columns(cluster: Cluster, of: Callable[[tuple[float, ...]], tuple[floa
     return replace(cluster, h=of(cluster.h), I=of(cluster.I), B=of(cluster.B))
 
 
-def _with_matched(instance: Instance, num_matched: int, tolerance: float) -> Answer:
+def _with_matched(instance: Instance, num_matched: int, plan: Plan) -> Answer:
     """Plan with so many clusters matched, which may be one channel less than there are."""
-    tables = segment_tables(instance)
     if instance.num_matched == num_matched:
-        return plan_round(instance, tolerance=tolerance, tables=tables)
+        return plan(instance)
 
     def without(j: int) -> Answer:
         parts = (_without_channel(cluster, j) for cluster in instance.clusters)
-        return plan_round(replace(instance, clusters=tuple(parts)), tolerance=tolerance, tables=tables)
+        return plan(replace(instance, clusters=tuple(parts)))
 
     # One channel is left out, whichever is the best to leave; the old ones alone have a plan.
     answers = [answer for j in range(instance.num_channels) if (answer := without(j)).objective is not None]

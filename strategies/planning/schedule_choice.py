@@ -101,13 +101,6 @@ def schedule_rows(
     return rows
 
 
-def planned_instance(instance: Instance, choices: PipelineChoices) -> Instance:
-    """Return the problem by which a round is first planned: with the least memory of a TEB, where less may be kept."""
-    if not instance.gamma_act or (choices.only_gpipe and not instance.recomputes):
-        return instance
-    return lean_instance(instance)
-
-
 class ScheduledPolicy(RoundPolicy):
     """Policy whose segments fit the devices under some schedule, not under GPipe alone.
 
@@ -124,9 +117,10 @@ class ScheduledPolicy(RoundPolicy):
         """Plan with the least memory of a TEB first."""
         instance = round_.instance
         makes_own_plans = type(self._policy).plans is not RoundPolicy.plans
-        lean = planned_instance(instance, self._choices)
-        if lean is instance or makes_own_plans:
+        keeps_all = self._choices.only_gpipe and not instance.recomputes
+        if not instance.gamma_act or keeps_all or makes_own_plans:
             return self._policy.plan(replace(round_, choices=self._choices))
+        lean = lean_instance(instance)
         answer = self._policy.plan(replace(round_, instance=lean))
         if answer.status == "infeasible":
             return answer

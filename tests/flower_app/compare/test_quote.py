@@ -157,6 +157,26 @@ def test_prices_are_of_the_rounds_own_problems_without_clusters_that_cannot_trai
     assert "device 0.2, 1 MHz more for its link: objective -" in text and "one more channel" not in text
 
 
+@pytest.mark.parametrize("schedule", ["", "1f1b"])
+def test_prices_are_of_the_memory_that_the_schedule_keeps(network, schedule):
+    """GPipe keeps the activations of a whole batch, so that the fastest device has room for one TEB."""
+    config = network(clusters=1, first=0.5)
+    file = Path(config.scenario)
+    file.write_text(file.read_text().replace("memory-gb = 0.375", "memory-gb = 0.39\nactivation-memory-gb = 0.3"))
+    config = replace(config, num_rounds=1, planner=replace(config.planner, schedule=schedule))
+    document = quote(config, with_prices=True)
+    scenario = training_scenario(config)
+    more = read_change("device=0.0,memory-gb=1.5", scenario).of(scenario)
+    before, after = (
+        next(plan_rounds(s, make_policy("dssda"), 1, schedule=schedule)).answer.objective for s in (scenario, more)
+    )
+    [price] = [p for p in document["prices"] if (p["resource"], p["device"]) == ("memory", 0)]
+    assert price["objective"] == pytest.approx(after - before, rel=1e-6, abs=1e-9)
+    assert price["objective"] < -1
+    document["prices"] = [price | {"least": None}]
+    assert "device 0.0, 1 GB more: objective -" in quote_text(document) and "(not certified)" in quote_text(document)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

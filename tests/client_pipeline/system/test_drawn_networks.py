@@ -41,5 +41,8 @@ def test_a_packaged_network_is_drawn_as_it_always_was(name, scenario, third_roun
     network = load_scenario(name)
     state = NetworkTrace(network, seed=1).round(3)
     values = [*state.frequency, state.gain, state.interference_w, state.bandwidth_hz]
-    assert digest(asdict(network)) == scenario
+    described = asdict(network)
+    for later in ("bound", "participation_max"):
+        del described["planner"][later]
+    assert digest(described) == scenario
     assert digest([state.number, *(one.tolist() for one in values)]) == third_round

@@ -2,8 +2,8 @@
 
 The skills are generators of reasoning-gym (``pip install reasoning-gym``), whose answers can be checked: exact match of
 held-out questions, drawn from other seeds. A row is one training by one method at one learning rate with one seed: the
-rates are compared with the first seed by validation, the others train at the best. Rows that are there are not trained
-again, so a run of this script goes on where the last one ended.
+rates are compared with the first seed by validation, beyond the grid where its edge is the best, and the others train
+at the best. Rows that are there are not trained again, so a run of this script goes on where the last one ended.
 
     python benchmarks/skills.py data FOLDER
     python benchmarks/skills.py run FOLDER --model MODEL --rows rows.jsonl
@@ -182,6 +182,11 @@ def _next_job(rows: Sequence[Row], methods: Sequence[str], seeds: int) -> tuple[
         for method in trained:
             if (method, rate, 1) not in done:
                 return method, rate, 1
+    for method in trained:
+        rates = [row["rate"] for row in rows if row["method"] == method and row["seed"] == 1]
+        # A best at the grid's edge may not be the best: the grid goes on beyond it.
+        if (best := _best_rate(rows, method)) in (min(rates), max(rates)):
+            return method, best * 2 if best == max(rates) else best / 2, 1
     for seed in range(2, seeds + 1):
         for method in trained:
             if (method, rate := _best_rate(rows, method), seed) not in done:

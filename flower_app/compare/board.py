@@ -94,12 +94,14 @@ def check_board(board: Board, folder: Path, sets: Sequence[str] = ()) -> None:
     folder : that its paths are seen from
     sets : pairs ``key=value`` that win over all of it
     """
-    if both := read_sets(sets).keys() & board.tune.keys():
-        raise ValueError(f"--set: {min(both)} is chosen by [tune]; leave it out of one of them")
+    chosen_by = {f"conditions.{name}": read_sets(changes) for name, changes in board.conditions.items()}
+    for table, keys in {"tune": board.tune, **chosen_by}.items():
+        if both := read_sets(sets).keys() & keys.keys():
+            raise ValueError(f"--set: {min(both)} is chosen by [{table}]; leave it out of one of them")
     for task, method, changes in product(board.tasks, board.methods, ({}, *board.conditions.values())):
-        _check_evaluated(board.tasks[task], task, _config(board, task, method, changes, folder, sets))
+        _check_evaluated(board.tasks[task], task, config_of(board, task, method, changes, folder, sets))
     for task, method, values in product(board.tasks, board.methods, _combinations(board)):
-        _config(board, task, method, values, folder, sets)
+        config_of(board, task, method, values, folder, sets)
 
 
 def run_board(
@@ -127,13 +129,17 @@ def run_board(
     # A mistake in the last task is found before the first one trains.
     check_board(board, folder, sets)
     rows: list[dict[str, Any]] = []
+    edges: list[str] = []
     for task in board.tasks:
-        chosen = {m: _tuned(board, task, m, folder, out, say, sets, launcher) for m in board.methods}
+        chosen = {}
+        for method in board.methods:
+            chosen[method], at_edges = _tuned(board, task, method, folder, out, say, sets, launcher)
+            edges += [f"{task}, {method}: {edge}." for edge in at_edges]
         configs, places = {}, {}
         for method in board.methods:
             for condition, changes in {"": {}, **board.conditions}.items():
                 name = f"{method}.{condition}".strip(".")
-                configs[name] = _config(board, task, method, {**changes, **chosen[method]}, folder, sets)
+                configs[name] = config_of(board, task, method, {**changes, **chosen[method]}, folder, sets)
                 places[name] = method, condition
         compared = compare_training(configs, board.seeds, out / task, say, launcher)
         for figures in compared["runs"]:
@@ -141,9 +147,9 @@ def run_board(
             for seed, run in enumerate(map(Path, figures["folders"])):
                 place = {"task": task, "method": method, "condition": condition, "seed": seed}
                 rows.append(place | {"chosen": chosen[method]} | run_figures(run, board.tasks[task]))
-    scores = _scores(board, rows)
-    document = {"reference": board.reference, "seeds": board.seeds, "said": _said(scores), "scores": scores}
-    document["rows"] = rows
+    scores = board_scores(board, rows)
+    said = [*_said(scores), *edges]
+    document = {"reference": board.reference, "seeds": board.seeds, "said": said, "scores": scores, "rows": rows}
     durable.write_text(out / DOCUMENT, json.dumps(document, indent=1))
     durable.write_text(out / ROWS, "".join(json.dumps(row) + "\n" for row in rows))
     with (out / TABLE).open("w", newline="", encoding="utf-8") as file:
@@ -214,7 +220,7 @@ def _reaches(score: float, target: float, metric: str) -> bool:
     return score <= target if metric in LOWER_IS_BETTER else score >= target
 
 
-def _config(
+def config_of(
     board: Board, task: str, method: str, changes: Mapping[str, Any], folder: Path, sets: Sequence[str]
 ) -> RunConfig:
     """Return a run's configuration: the task's, then the method's, then that of both, then ``changes`` and ``sets``."""
@@ -261,14 +267,14 @@ def _tuned(
     say: Callable[[str], None],
     sets: Sequence[str],
     launcher: Launcher | None,
-) -> dict[str, Any]:
-    """Return the values of the keys to tune that are the method's best on the task, by its validation metric."""
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the values that are the method's best on the task by validation, and which of them lie at an edge."""
     if not board.tune:
-        return {}
+        return {}, []
     names = {" ".join(f"{key}={value}" for key, value in values.items()): values for values in _combinations(board)}
 
     def tried(values: Mapping[str, Any]) -> RunConfig:
-        config = _config(board, task, method, values, folder, sets)
+        config = config_of(board, task, method, values, folder, sets)
         return replace(
             config,
             seed=config.seed + _TUNING_SEED,
@@ -278,10 +284,11 @@ def _tuned(
 
     configs = {name: tried(values) for name, values in names.items()}
     say(f"{task}, {method}: chooses among {len(configs)}")
-    return names[sweep(configs, 1, out / "tuning" / task / method, say, launcher)["best"]]
+    found = sweep(configs, 1, out / "tuning" / task / method, say, launcher)
+    return names[found["best"]], found["edges"]
 
 
-def _scores(board: Board, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def board_scores(board: Board, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return for each task and method the means over the seeds, and its paired differences from the reference."""
     scores = []
     for task, of_task in board.tasks.items():

@@ -99,7 +99,29 @@ def sweep(
         writer.writerow(["name", "seed", f"validation {metric}", f"test {metric}", "wall_s"])
         for row in rows:
             writer.writerows([row["name"], *values] for values in row["runs"])
-    return {"metric": metric, "seeds": seeds, "rows": rows, "best": best["name"], "config": str(out / BEST)}
+    edges = _edges(configs, best["name"])
+    return {
+        "metric": metric,
+        "seeds": seeds,
+        "rows": rows,
+        "best": best["name"],
+        "edges": edges,
+        "config": str(out / BEST),
+    }
+
+
+def _edges(configs: Mapping[str, RunConfig], best: str) -> list[str]:
+    """Return a sentence for each number of the best configuration that is the lowest or highest of those tried."""
+    tried, said = [config.to_flat() for config in configs.values()], []
+    for key, value in configs[best].to_flat().items():
+        values = [flat[key] for flat in tried]
+        numbers = [each for each in values if isinstance(each, int | float) and not isinstance(each, bool)]
+        if len(numbers) < len(values) or min(numbers) == max(numbers):
+            continue
+        for edge, word in ((min(numbers), "lowest"), (max(numbers), "highest")):
+            if value == edge:
+                said.append(f"{key} = {edge:g} is the {word} that was tried; the best may lie beyond")
+    return said
 
 
 def _figures(metric: str, folders: Sequence[Path]) -> dict[str, Any]:
@@ -121,7 +143,8 @@ def _figures(metric: str, folders: Sequence[Path]) -> dict[str, Any]:
 
 def sweep_table(found: Mapping[str, Any]) -> Table:
     """Return a row for each combination: means and standard deviations over the seeds."""
-    table = Table(box=None, caption=f"best: {found['best']}; as a configuration: {found['config']}")
+    best = f"best: {found['best']}; as a configuration: {found['config']}"
+    table = Table(box=None, caption="\n".join([best, *found["edges"]]))
     for column in ("", f"validation {found['metric']}", "±", f"test {found['metric']}", "±"):
         table.add_column(column, justify="right" if column else "left")
     for row in found["rows"]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from strategies.dssda.answer import Answer
@@ -70,11 +71,11 @@ def shadow_prices(instance: Instance, plan: Plan | None = None) -> list[Price]:
 
     def price(resource: str, cluster: int | None, device: int | None, changed: Instance) -> Price:
         if resource == "channel":
-            answer = _with_matched(changed, instance.num_matched, plan or plan_round)
+            answer = _with_matched(changed, instance.num_matched, plan or partial(plan_round, tables=tables))
         elif plan is not None:
             answer = plan(changed)
         else:
-            # The other clusters' segments are known.
+            # The other clusters' segments are known, and no channel changes any.
             known = [
                 segment_table(changed, n) if n == cluster and resource != "uplink" else table
                 for n, table in enumerate(tables)

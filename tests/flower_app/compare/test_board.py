@@ -13,10 +13,10 @@ from flower_app.compare.board import (
     COSTS,
     Board,
     BoardTask,
-    _config,
-    _scores,
     board_cells,
+    board_scores,
     check_board,
+    config_of,
     read_board,
     run_board,
     run_figures,
@@ -178,7 +178,7 @@ def test_texts_of_a_board_lie_in_its_folder_wherever_it_is_started(file, tmp_pat
     own = replace(
         board.tasks["words"], set={"data.source": "files", "data.train-source": "t.txt", "data.test-source": "t.txt"}
     )
-    config = _config(replace(board, tasks={"own": own}), "own", "ours", {}, tmp_path, [])
+    config = config_of(replace(board, tasks={"own": own}), "own", "ours", {}, tmp_path, [])
     assert config.data.path == str(tmp_path)
 
 
@@ -186,6 +186,8 @@ def test_a_key_that_is_tuned_is_not_set(file, tmp_path):
     file.write_text(BOARD + "[tune]\noptimizer.lr = [0.1]\n")
     with pytest.raises(ValueError, match="--set: optimizer.lr is chosen by"):
         check_board(read_board(file), tmp_path, ["optimizer.lr=0.2"])
+    with pytest.raises(ValueError, match=r"--set: faults.device is chosen by \[conditions.lost\]"):
+        check_board(read_board(file), tmp_path, ["faults.device=0.2"])
 
 
 def test_seeds_that_diverged_make_no_verdict():
@@ -193,7 +195,7 @@ def test_seeds_that_diverged_make_no_verdict():
     places = [(m, seed) for m in "ab" for seed in range(3)]
     row = {"task": "t", "condition": "", "memory_bytes": 1, "until": None, "within": {}, **dict.fromkeys(COSTS, 1)}
     tests = {("a", 0): 0.5, ("a", 1): 0.51, ("a", 2): 0.52, ("b", 0): 0.6, ("b", 1): 0.61, ("b", 2): None}
-    _, score = _scores(board, [row | {"method": m, "seed": seed, "test": tests[m, seed]} for m, seed in places])
+    _, score = board_scores(board, [row | {"method": m, "seed": seed, "test": tests[m, seed]} for m, seed in places])
     assert score["better"] == 0 and score["test"] is None and score["against_reference"]["num_pairs"] == 2
     document = {"scores": [score], "seeds": 3}
     assert "of the 2 seeds that both have" in board_cells(document)[1][0][4]
@@ -229,6 +231,9 @@ def test_a_board_is_trained_scored_and_taken_as_it_is(file, tmp_path):
     assert fedlora["waives"] == ["C7", "C9"] and ours["waives"] == []
     assert document["said"][0].startswith("topics: ours is behind fedavg (+0.1, ")
     assert document["said"][2].startswith("topics: ours cannot be told from fedlora (")
+    assert document["said"][-1] == (
+        "words, fedlora: optimizer.lr = 0.002 is the highest that was tried; the best may lie beyond."
+    )
     titles, rows = board_cells(document)
     assert all(len(row) == len(titles) for row in rows) and len(rows) == 6
     with (out / "rows.csv").open(newline="") as table:

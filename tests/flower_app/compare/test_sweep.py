@@ -71,6 +71,10 @@ def test_what_cannot_be_swept_is_refused_before_anything_starts(tmp_path, over, 
 def test_the_best_by_validation_is_a_configuration_that_runs(tmp_path, metric):
     found = swept(tmp_path, [*SETS, f"selection.metric={metric}", "name=mine"])
     assert found["best"] == "optimizer.lr=0.002 optimizer.clip-norm=1"
+    assert found["edges"] == [
+        "optimizer.lr = 0.002 is the highest that was tried; the best may lie beyond",
+        "optimizer.clip-norm = 1 is the lowest that was tried; the best may lie beyond",
+    ]
     best = next(row for row in found["rows"] if row["name"] == found["best"])
     if metric == "loss":
         # Seeds 0 and 1 end with 1.0 and 1.1.
@@ -105,5 +109,6 @@ def test_a_table_marks_the_best():
 
     row = {"validation": 1.0, "validation_deviation": None, "test": 2.0, "test_deviation": None}
     found = {"metric": "loss", "rows": [{"name": "a=1", **row}, {"name": "a=2", **row}], "best": "a=2", "config": "x"}
-    table = sweep_table(found)
+    table = sweep_table({**found, "edges": ["a = 2 is the highest that was tried"]})
+    assert "a = 2 is the highest" in table.caption
     assert list(table.columns[0].cells) == ["a=1", "a=2 *"] and "best: a=2" in table.caption

@@ -97,6 +97,10 @@ def quote(
         typer.Option(help="device=0.4,memory-gb=2 or cluster=1,bandwidth-mhz=x2: a change of the network; repeatable."),
     ] = None,
     prices: Annotated[bool, typer.Option("--prices", help="Add what more memory, band or devices are worth.")] = False,
+    after: Annotated[
+        str,
+        typer.Option(metavar="RUN", help="The rest of a run, by what it has measured; --set num-rounds=N adds rounds."),
+    ] = "",
     config: Config = None,
     sets: Sets = None,
     as_json: Json = False,
@@ -106,8 +110,17 @@ def quote(
     from flower_app.config.sources import load_config
     from flower_app.plain_console import PlainConsole
 
-    base = load_config(config, sets or [])
-    document = make_quote(base, read_changes(base, what_if or ()), prices)
+    if after:
+        if config or what_if or prices:
+            raise ValueError("--after: a run goes on as it began; leave out --config, --what-if and --prices")
+        from flower_app.compare.measured_quote import measured_quote
+        from flower_app.launch.single_run import continued_run
+
+        run = continued_run(after, sets or ())
+        document = measured_quote(run.config, run.run_dir)
+    else:
+        base = load_config(config, sets or [])
+        document = make_quote(base, read_changes(base, what_if or ()), prices)
     if as_json:
         print_json(document)
     else:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.table import Table
 
+from client_pipeline.counted import counted
 from client_pipeline.near_names import did_you_mean
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.system.scenario import Scenario
@@ -108,7 +109,10 @@ def quote(config: RunConfig, changes: Sequence[Change] = (), with_prices: bool =
     if not issubclass(cls, PlannedStrategy):
         raise ValueError(f"quote: strategy = {config.strategy} plans nothing; leave it out, or name a baseline")
     if config.costs == "measured":
-        raise ValueError("quote: costs = measured follows a run's own times, which nobody has yet; set it to model")
+        raise ValueError(
+            "quote: costs = measured follows a run's own times; run a few rounds and quote the rest with --after RUN, "
+            "or set it to model"
+        )
     if with_prices and (config.strategy != COLLAPIPE or config.policy != DSSDA.name or config.plan):
         raise ValueError(
             f"--prices: expected the certified planner (strategy = collapipe, policy = dssda, no plan), found strategy "
@@ -120,9 +124,9 @@ def quote(config: RunConfig, changes: Sequence[Change] = (), with_prices: bool =
         from flower_app.training.prepared_run import prepare_task
 
         spec = prepare_task(config)[1].spec
-    scenario = _network(config, spec)
+    scenario = network_of(config, spec)
     rounds = _rounds(config, scenario, config.num_rounds)
-    document = _sums(rounds) | {"boxes": _boxes(rounds, scenario), "bottlenecks": _bottlenecks(config, rounds)}
+    document = _sums(rounds) | {"boxes": boxes_of_rounds(rounds, scenario), "bottlenecks": _bottlenecks(config, rounds)}
     # The same powers as by convex programs, in a fraction of the time.
     exact = replace(config, planner=replace(config.planner, power_control="exact"))
     compared = rounds[:MOST_COMPARED]
@@ -144,7 +148,7 @@ def quote(config: RunConfig, changes: Sequence[Change] = (), with_prices: bool =
             continue
         try:
             changed = RunConfig.from_flat(flat | {key: value})
-            settings.append(effect(f"{key} = {value}", changed, _network(changed, spec)))
+            settings.append(effect(f"{key} = {value}", changed, network_of(changed, spec)))
         except ValueError:
             # It does not go with the others.
             continue
@@ -160,7 +164,7 @@ def quote(config: RunConfig, changes: Sequence[Change] = (), with_prices: bool =
 
 def read_changes(config: RunConfig, texts: Sequence[str]) -> list[Change]:
     """Read changes of a configuration's network; see :func:`read_change`."""
-    scenario = _network(config, None)
+    scenario = network_of(config, None)
     return [read_change(text, scenario) for text in texts]
 
 
@@ -237,7 +241,8 @@ def _best(effects: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda effect: -effect["saves"])[:3]
 
 
-def _network(config: RunConfig, spec: ModelSpec | None) -> Scenario:
+def network_of(config: RunConfig, spec: ModelSpec | None) -> Scenario:
+    """Return the scenario of a run, with as many clusters as it has."""
     scenario = training_scenario(config, spec)
     return scenario.first(config.num_clusters or scenario.num_clusters)
 
@@ -296,11 +301,7 @@ def _sums(rounds: Sequence[tuple[Decision, dict[str, Any]]]) -> dict[str, Any]:
     return {
         "rounds": len(rounds),
         "seconds": sum(seconds),
-        "round_s": {
-            "mean": float(np.mean(seconds)),
-            "p5": float(np.percentile(seconds, 5)),
-            "p95": float(np.percentile(seconds, 95)),
-        },
+        "round_s": spread(seconds),
         "joules": sum(record["energy_j"] for _, record in rounds),
         "uplink_bytes": sum(c["uplink_bytes"] for c in trained),
         "link_bytes": sum(sum(c["link_bytes"]) for c in trained),
@@ -309,7 +310,13 @@ def _sums(rounds: Sequence[tuple[Decision, dict[str, Any]]]) -> dict[str, Any]:
     }
 
 
-def _boxes(rounds: Sequence[tuple[Decision, dict[str, Any]]], scenario: Scenario) -> list[dict[str, Any]]:
+def spread(seconds: Sequence[float]) -> dict[str, float]:
+    """Return the mean, and the 5th and 95th percentile."""
+    low, high = np.percentile(seconds, [5, 95])
+    return {"mean": float(np.mean(seconds)), "p5": float(low), "p95": float(high)}
+
+
+def boxes_of_rounds(rounds: Sequence[tuple[Decision, dict[str, Any]]], scenario: Scenario) -> list[dict[str, Any]]:
     """Return each device's share of the rounds, joules of all rounds, and the most memory that a plan needs of it."""
     boxes = []
     for n, devices in enumerate(scenario.clusters):
@@ -355,21 +362,23 @@ def _bottlenecks(config: RunConfig, rounds: Sequence[tuple[Decision, dict[str, A
 
 def quote_text(document: dict[str, Any]) -> str:
     """Write a quote without its boxes as lines."""
-    per_round = document["round_s"]
+    per_round, measured = document["round_s"], "first_round" in document
+    joules = " of local steps and uploads" if measured else f", {four_digits(document['joules'])} J"
+    draws = "rounds" if measured else "draws of channels and speeds"
     lines = [
-        f"{document['rounds']} rounds: {four_digits(document['seconds'])} s, {four_digits(document['joules'])} J; "
+        f"{counted(document['rounds'], 'round')}: {four_digits(document['seconds'])} s{joules}; "
         f"uploads {four_digits(document['uplink_bytes'] / 1e6)} MB, links {four_digits(document['link_bytes'] / 1e6)} "
         "MB",
         f"a round: {four_digits(per_round['mean'])} s, from {four_digits(per_round['p5'])} to "
-        f"{four_digits(per_round['p95'])} s in nine of ten draws of channels and speeds",
+        f"{four_digits(per_round['p95'])} s in nine of ten {draws}",
     ]
-    if document["lower_bound"] is not None:
+    if document.get("lower_bound") is not None:
         lines.append(
             f"objective {document['objective']:.6g}; no plan has less than {document['lower_bound']:.6g} (certified)"
         )
     lines += [f"waits for cluster {b['cluster']}, {b['what']}: {b['share']:.0%}" for b in document["bottlenecks"][:3]]
     for name, title in (("what_if", "what if"), ("settings", "settings"), ("hardware", "hardware")):
-        for effect in document[name]:
+        for effect in document.get(name, ()):
             saves = effect["saves"]
             outcome = effect["reason"] if saves is None else f"{-saves:+.1%} of the seconds"
             lines.append(f"{title}: {effect['change']}: {outcome}")

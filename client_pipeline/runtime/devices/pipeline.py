@@ -354,6 +354,7 @@ class Pipeline:
             weight=target_weight(targets(batch)),
             devices=devices,
             link_bytes=(1 if order.forward_only else 2)
+            * (len(self.segments) - 1)
             * sum(size * length for size, length, _ in order.shapes())
             * self.codec.row_bytes(self.width),
             decoder_norm_sq=answer.norm_sq,

@@ -19,7 +19,7 @@ class StepOutcome:
     devices: dict[int, StepReport]
     """Reports by device index."""
     link_bytes: int
-    """Activations and gradients that went over each link between two stages."""
+    """Activations and gradients that went over the links between the devices, all links together."""
     decoder_norm_sq: float | None
     """Squared norm of the decoder's gradient, from the decoder."""
     segments: list[Segment]

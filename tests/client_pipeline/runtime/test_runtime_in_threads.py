@@ -300,6 +300,11 @@ def test_a_report_counts_bytes_moves_and_copies(units):
     report = first.report
     # Forward and backward over one link: 3 steps of 6 examples, 5 positions, width 16, 4 bytes.
     assert report["link_bytes"] == 2 * 3 * 6 * 5 * 16 * 4
+    three = ClusterPlan(delta=(2, 1, 1), order=(0, 1, 2), m=3)
+    one = ClusterPlan(delta=(4,), order=(0,), m=3)
+    for plan, links in ((three, 2), (one, 0)):
+        _, [other] = train(units(), [1], plan=plan)
+        assert other.report["link_bytes"] == links * report["link_bytes"]
     assert {d: entry["blocks"] for d, entry in report["devices"].items()} == {"0": 2, "1": 2}
     assert all(entry["busy_s"] > 0 and entry["peak_bytes"] > 0 for entry in report["devices"].values())
     assert (report["moved_blocks"], report["moved_bytes"]) == (0, 0)

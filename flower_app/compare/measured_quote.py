@@ -1,0 +1,85 @@
+"""``collapipe quote --after RUN``: what the rest of a run takes on the machines that it runs on.
+
+Seconds are those of the times that its rounds have measured, as its planner follows them. Bytes and memory are those of
+the run's own model, under the same plans.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flower_app.compare.quote import boxes_of_rounds, network_of, spread
+from flower_app.config.run_config import RunConfig
+from flower_app.config.strategy_choice import make_planner, work_of
+from flower_app.runs import run_checkpoints
+from flower_app.training.prepared_run import prepare_task
+from strategies.dssda.round_problem import round_instance
+from strategies.planning.costs import costs_record, round_costs
+from strategies.planning.planner import InfeasibleRound
+
+
+def measured_quote(config: RunConfig, run_dir: Path) -> dict[str, Any]:
+    """Plan the rounds that a run has not had yet, by the times that it has measured; as JSON values.
+
+    Parameters
+    ----------
+    config : of the run that goes on, with all its rounds
+    run_dir : its folder
+
+    Returns
+    -------
+    ``rounds`` and ``first_round``; ``seconds``, local steps and uploads of the slowest cluster, sums over the rounds,
+    and ``train_s``, local steps alone; ``round_s`` (mean, 5th and 95th percentile); ``uplink_bytes`` and
+    ``link_bytes``, sums; ``bottlenecks``, clusters that rounds wait for; and ``boxes``. Evaluations, moves of TEBs and
+    what the server takes between the rounds are not in the seconds.
+
+    Raises
+    ------
+    ValueError
+        If the run does not measure.
+    InfeasibleRound
+        If no cluster can train in a round.
+    """
+    if config.costs != "measured":
+        raise ValueError(
+            f"--after: expected a run that measures, found costs = {config.costs}; run a few rounds with --set "
+            "costs=measured, or quote without --after"
+        )
+    newest = run_checkpoints.newest(run_dir, config)
+    state = newest.state["strategy"]
+    modelled = network_of(replace(config, costs="model"), prepare_task(config)[1].spec)
+    planner, work = make_planner(config, network_of(config, None)), work_of(config)
+    assert planner is not None and planner.adaptation is not None
+    planner.restore(state["queues"])
+    found, seconds, training, waited = [], [], [], Counter[tuple[int, str]]()
+    for number in range(newest.round + 1, config.num_rounds + 1):
+        decision = planner.plan(number, state["losses"])
+        if not any(decision.selected):
+            raise InfeasibleRound(number, decision.left_out)
+        gamma = planner.settle(decision)
+        uploads = {n: part.uplink_s or 0.0 for n, part in enumerate(decision.answer.clusters) if part.selected}
+        steps = {n: planner.adaptation.predictions[n].train_s for n in uploads}
+        slowest = max(uploads, key=lambda n: steps[n] + uploads[n])
+        seconds.append(steps[slowest] + uploads[slowest])
+        training.append(max(steps.values()))
+        waited[slowest, "local steps" if steps[slowest] >= uploads[slowest] else "upload"] += 1
+        instance = round_instance(modelled, decision.network, decision.queues)
+        counted = replace(decision, instance=instance, declared=instance)
+        found.append((counted, costs_record(counted, round_costs(counted, work), gamma, modelled)))
+    trained = [c for _, record in found for c in record["clusters"] if c["selected"]]
+    return {
+        "first_round": newest.round + 1,
+        "rounds": len(found),
+        "seconds": sum(seconds),
+        "train_s": sum(training),
+        "round_s": spread(seconds),
+        "uplink_bytes": sum(c["uplink_bytes"] for c in trained),
+        "link_bytes": sum(sum(c["link_bytes"]) for c in trained),
+        "bottlenecks": [
+            {"cluster": n, "what": what, "share": times / len(found)} for (n, what), times in waited.most_common()
+        ],
+        "boxes": boxes_of_rounds(found, modelled),
+    }

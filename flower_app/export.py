@@ -55,7 +55,9 @@ class Exported:
     """Sentence about adapters over rounded matrices; empty: the base model's own numbers are theirs."""
 
 
-def export_run(run_dir: Path, folder: Path, *, adapter: bool = False, base: str = "") -> Exported:
+def export_run(
+    run_dir: Path, folder: Path, *, adapter: bool = False, base: str = "", cluster: int | None = None
+) -> Exported:
     """Write the model of a run as a folder, shard by shard.
 
     Parameters
@@ -65,18 +67,19 @@ def export_run(run_dir: Path, folder: Path, *, adapter: bool = False, base: str 
     adapter : write the adapters alone, for ``PeftModel.from_pretrained``; else the whole model with adapters merged,
         for ``AutoModelFor...``
     base : folder or hub id of the base model on this machine; empty: as the run has noted
+    cluster : whose model, where each cluster has its own; None: cluster 0's
 
     Raises
     ------
     FileNotFoundError
         If the run has no model.
     ValueError
-        If the library does not know its architecture, the folder is in use, the base model is gone or another one, or
-        there are no adapters that could be written alone.
+        If there is no model of that cluster's own, the library does not know the architecture, the folder is in use,
+        the base model is gone or another one, or there are no adapters that could be written alone.
     """
     durable.check_new_folder(folder)
     base = str(Path(base).resolve()) if base and Path(base).is_dir() else base
-    stored, config = read_model(run_dir, source=base), read_run_config(run_dir)
+    stored, config = read_model(run_dir, source=base, cluster=cluster), read_run_config(run_dir)
     if base and not _first_base(config):
         raise ValueError(f"--base: {run_dir}: training began with no pretrained model, found {base!r}; leave it out")
     if not is_library(stored.spec.family):

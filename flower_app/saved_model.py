@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +35,8 @@ WEIGHTS = "model.safetensors"
 SPEC = "spec.json"
 TOKENIZER = "tokenizer.json"
 TASK = "task.json"
+_OF_CLUSTER = "cluster-{}.safetensors"
+"""Weights of clusters 1, 2, ... where each cluster has a model of its own; :data:`WEIGHTS` are cluster 0's then."""
 
 _Read = TypeVar("_Read")
 
@@ -83,6 +85,7 @@ def save_model(
     task: Mapping[str, Any],
     round_: int = 0,
     base: FrozenBase | None = None,
+    others: Sequence[Mapping[str, Tensor]] = (),
 ) -> Path:
     """Write the model folder of a run; one that is there is replaced as a whole, in one step.
 
@@ -95,6 +98,7 @@ def save_model(
     task : what the task wants to remember: JSON values
     round_ : that it is of
     base : what adapters are added to, where that is in files or drawn from a seed: they are named, and not copied
+    others : weights of clusters 1, 2, ... where each cluster has a model of its own
 
     Returns
     -------
@@ -104,7 +108,6 @@ def save_model(
 
     versions = durable.make_folders(run_dir / VERSIONS)
     durable.remove_leftovers(versions)
-    tensors = {name: value.detach().contiguous() for name, value in weights.items()}
     settings, vocabulary_json = parted(tokenizer_json)
     texts = {
         **settings.files,
@@ -119,7 +122,10 @@ def save_model(
     # Never over one that is there: the link would point to nothing for a moment.
     numbers = [number for version_round, number in _versions(run_dir) if version_round == round_]
     name = _name((round_, 1 + max(numbers, default=-1)))
-    files: dict[str, durable.FileWriter] = {WEIGHTS: partial(save_file, tensors)}
+    files: dict[str, durable.FileWriter] = {}
+    for n, own in enumerate((weights, *others)):
+        tensors = {key: value.detach().contiguous() for key, value in own.items()}
+        files[_OF_CLUSTER.format(n) if n else WEIGHTS] = partial(save_file, tensors)
     for file, text in texts.items():
         files[file] = methodcaller("write_text", text, encoding="utf-8")
     durable.write_folder(versions / name, files)
@@ -163,14 +169,18 @@ def _name(version: tuple[int, int]) -> str:
     return f"round-{round_:06d}" + (f"-{number}" if number else "")
 
 
-def saved_weights(run_dir: Path) -> dict[str, Tensor]:
-    """Read the weights alone of the model that this run has saved, by global name."""
+def saved_weights(run_dir: Path) -> list[dict[str, Tensor]]:
+    """Read the weights alone of the model that this run has saved, by global name; of all clusters' own models."""
     from safetensors.torch import load_file
 
-    return load_file(run_dir / MODEL_FOLDER / WEIGHTS)
+    folder = run_dir / MODEL_FOLDER
+    others = range(1, 1 + len(list(folder.glob(_OF_CLUSTER.format("*")))))
+    return [load_file(folder / name) for name in (WEIGHTS, *map(_OF_CLUSTER.format, others))]
 
 
-def read_model(run_dir: Path, family: str = "", task_name: str = "", source: str = "") -> StoredModel:
+def read_model(
+    run_dir: Path, family: str = "", task_name: str = "", source: str = "", cluster: int | None = None
+) -> StoredModel:
     """Read all of a run's model but its weights, which stay in their files.
 
     Parameters
@@ -178,8 +188,10 @@ def read_model(run_dir: Path, family: str = "", task_name: str = "", source: str
     run_dir : the run directory
     family, task_name : as of :func:`load_model`, which raises the same errors
     source : folder or hub id of the frozen weights; empty: as the run has noted
+    cluster : whose model, where each cluster has its own; ``ValueError`` where it has none
     """
-    return _newest(run_dir / MODEL_FOLDER, partial(_read_version, family=family, task_name=task_name, source=source))
+    read = partial(_read_version, family=family, task_name=task_name, source=source, cluster=cluster)
+    return _newest(run_dir / MODEL_FOLDER, read)
 
 
 def load_model(run_dir: Path, family: str = "", task_name: str = "") -> SavedModel:
@@ -248,10 +260,17 @@ def _version_of(link: Path) -> Path:
     return link.parent / link.readlink() if link.is_symlink() else link
 
 
-def _read_version(link: Path, folder: Path, family: str, task_name: str, source: str = "") -> StoredModel:
+def _read_version(
+    link: Path, folder: Path, family: str, task_name: str, source: str = "", cluster: int | None = None
+) -> StoredModel:
     for name in (WEIGHTS, SPEC, TOKENIZER, TASK):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{link / name}: no such file; the run has not saved a model (did it finish?)")
+    if cluster is not None:
+        num_own = 1 + len(list(folder.glob(_OF_CLUSTER.format("*"))))
+        if num_own == 1 or not 0 <= cluster < num_own:
+            found = f"has a model for each of clusters 0 to {num_own - 1}" if num_own > 1 else "has one model for all"
+            raise ValueError(f"{link}: the run {found}, found --cluster {cluster}; correct it, or leave it out")
     try:
         spec = ModelSpec.from_json((folder / SPEC).read_text(encoding="utf-8"))
         if is_outside(spec.family) and spec.family != family:
@@ -266,7 +285,7 @@ def _read_version(link: Path, folder: Path, family: str, task_name: str, source:
             raise ValueError(f"{TASK}: expected an object, found {str(task)[:60]}; copy the run's own file")
         files = read_files(str(folder), [*KEPT_FILES, SETTINGS_FILE])
         settings = TokenizerSettings.from_json(files.pop(SETTINGS_FILE, ""), files)
-        weights = MappedFile(folder / WEIGHTS)
+        weights = MappedFile(folder / WEIGHTS if not cluster else folder / _OF_CLUSTER.format(cluster))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{link}: {error}") from error
     learned = task.get("name", task_name)

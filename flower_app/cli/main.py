@@ -132,6 +132,10 @@ def export(
     base: Annotated[
         str, typer.Option(help="Folder or hub id of the base model, where it is not that of the training.")
     ] = "",
+    cluster: Annotated[
+        int | None,
+        typer.Option(help="Whose model, where each cluster has its own (local, pipeline); 0 unless you say."),
+    ] = None,
     push_to: Annotated[str, typer.Option(metavar="ID", help="Upload the folder to the hub, too.")] = "",
     as_json: Json = False,
 ) -> None:
@@ -142,7 +146,7 @@ def export(
     run_dir = find_run(run)
     if push_to:
         check_push(run_dir, push_to, base)
-    exported = export_run(run_dir, folder, adapter=adapter, base=base)
+    exported = export_run(run_dir, folder, adapter=adapter, base=base, cluster=cluster)
     say(f"{exported.model_class}: {', '.join(exported.files)}")
     if exported.rounding:
         say(exported.rounding)

@@ -71,8 +71,8 @@ class GlobalModels:
     def take_saved(self, run_dir: Path) -> None:
         """Set the newest weights to those of the run's model folder."""
         self._models = []
-        weights = saved_weights(run_dir)
-        self._models = [{name: weights[name] for name, _ in self._parts.named_parameters()}]
+        names = [name for name, _ in self._parts.named_parameters()]
+        self._models = [{name: weights[name] for name in names} for weights in saved_weights(run_dir)]
 
     def score(self, split: str) -> tuple[dict[str, float], str]:
         """Return the metrics on a split, the mean over the models, and the metric's signature."""
@@ -97,8 +97,9 @@ class GlobalModels:
     def save(self, run_dir: Path, task: Mapping[str, Any], round_: int) -> None:
         """Write the run's model folder; where every cluster has a model of its own, cluster 0's stands for them."""
         base = self._frozen if isinstance(self._frozen, FrozenBase) else None
-        weights = dict(self._models[0]) | ({} if base else dict(self._frozen))
-        save_model(run_dir, self._prepared.spec, weights, self._prepared.tokenizer_json, task, round_, base)
+        weights, *others = (dict(model) | ({} if base else dict(self._frozen)) for model in self._models)
+        spec, tokenizer_json = self._prepared.spec, self._prepared.tokenizer_json
+        save_model(run_dir, spec, weights, tokenizer_json, task, round_, base, others)
 
 
 @contextmanager

@@ -187,3 +187,20 @@ def test_a_run_that_saved_no_model_is_told(tmp_path):
     (tmp_path / CONFIG).write_text("")
     with pytest.raises(FileNotFoundError, match="the run has not saved a model"):
         export_run(tmp_path, tmp_path / "out")
+
+
+def test_a_clusters_own_model_is_exported_where_each_has_one(tmp_path):
+    spec = tiny_spec("bert", "sequence-classification")
+    save_run(tmp_path / "run", spec, tokenizer_json(), {})
+    with pytest.raises(ValueError, match="has one model for all, found --cluster 1; correct it, or leave it out"):
+        export_run(tmp_path / "run", tmp_path / "out", cluster=1)
+    own = [build_parts(spec, seed=n).weights() for n in range(2)]
+    save_model(tmp_path / "run", spec, own[0], tokenizer_json(), {}, 1, others=own[1:])
+    for options, n in (([], 0), (["--cluster", "1"], 1)):
+        folder = tmp_path / f"out-{n}"
+        done = CliRunner().invoke(app, ["export", str(tmp_path / "run"), str(folder), *options])
+        assert done.exit_code == 0, done.output
+        weights = load_pretrained(str(folder), "sequence-classification").weights()
+        assert all(torch.equal(weights[key], value) for key, value in own[n].items())
+    done = CliRunner().invoke(app, ["export", str(tmp_path / "run"), str(tmp_path / "more"), "--cluster", "2"])
+    assert done.exit_code != 0 and "found --cluster 2" in done.stderr and not (tmp_path / "more").exists()

@@ -7,10 +7,12 @@ import torch
 from safetensors.torch import load_file
 
 from client_pipeline.families.families import build_parts
+from flower_app.saved_model import read_model
 from flower_app.tasks.base import Prepared, Score
 from flower_app.training.global_models import GlobalModels
 from helpers.tiny_models import CLASSIC
 from strategies.records import to_arrays
+from strategies.separate_models import cluster_prefix
 
 
 class Evaluator:
@@ -53,6 +55,28 @@ def test_a_round_is_scored_with_the_head_as_it_is_now_and_leaves_it_so(models, p
             parameter.fill_(7.0)
     models.take_saved(tmp_path)
     assert models.score("test")[0] == metrics
+
+
+def test_models_of_clusters_own_are_saved_and_scored_as_they_are(parts, tmp_path):
+    prepared = Prepared(spec=CLASSIC, tokenizer_json="{}", evaluator=Evaluator(), cluster_sizes=(1, 1, 1))
+    models = GlobalModels(prepared, parts, {}, 3)
+    start = {name: torch.zeros_like(value) for name, value in parts.weights().items()}
+    name = next(iter(start))
+    own = [{key: value + n * n for key, value in start.items()} for n in range(3)]
+    arrays = {cluster_prefix(n) + name: value for n, model in enumerate(own) for name, value in model.items()}
+    models.take(to_arrays(arrays))
+    metrics, _ = models.score("validation")
+    assert metrics["head"] == pytest.approx(5 / 3 * sum(p.numel() for p in parts.head.parameters()))
+    models.save(tmp_path, {}, 1)
+    models.forget()
+    models.take_saved(tmp_path)
+    assert models.score("test")[0] == metrics
+    for n, model in enumerate(own):
+        stored = read_model(tmp_path, cluster=n).weights
+        assert all(torch.equal(stored[name], value) for name, value in model.items())
+    assert torch.equal(read_model(tmp_path).weights[name], own[0][name])
+    with pytest.raises(ValueError, match="has a model for each of clusters 0 to 2, found --cluster 3"):
+        read_model(tmp_path, cluster=3)
 
 
 def test_a_rounds_weights_are_never_copied_and_not_kept_until_a_later_evaluation(models, parts):

@@ -85,6 +85,8 @@ def measure(variant: Variant, sets: Sequence[str], rounds: int, tokens: int, fol
         "tokens_read": cut[best] | {"attack": best},
         "attacks": {name: cut[name] for name in ATTACKS},
         "without_looking": found["without_looking"],
+        "updates": found["updates"],
+        "membership": found["membership"],
         "victims": found["victims"]["tokens"],
     }
 
@@ -101,9 +103,12 @@ def table(rows: Sequence[dict[str, Any]], metric: str) -> list[str]:
         spread = f" ± {100 * statistics.stdev(shares):.1f}" if len(shares) > 1 else ""
         return f"{100 * statistics.fmean(shares):.1f}{spread} %"
 
+    # Rows of older versions have none.
+    with_updates = all("updates" in row for row in rows)
     lines = [
-        f"| noise | epsilon of an example | tokens read, first guess | first five | {metric} | {metric}, noise on |",
-        "| --- | --- | --- | --- | --- | --- |",
+        f"| noise | epsilon of an example | tokens read, first guess | first five | {metric} | {metric}, noise on |"
+        + " one example's update | a batch's | membership |" * with_updates,
+        "| --- | --- | --- | --- | --- | --- |" + " --- | --- | --- |" * with_updates,
     ]
     levels = sorted({(bool(row["clip"]), row["noise"]) for row in rows})
     for clipped, noise in levels:
@@ -113,10 +118,15 @@ def table(rows: Sequence[dict[str, Any]], metric: str) -> list[str]:
         cells = [name, f"{spent:,.0f}" if math.isfinite(spent) else "none"]
         cells += [cell([row["tokens_read"][top] for row in own]) for top in ("top1", "top5")]
         cells += [cell([row[where][metric] for row in own]) for where in ("metrics", "metrics_under_noise")]
+        if with_updates:
+            # Of one step: of one example, and of a batch.
+            cells += [cell([row["updates"][which]["read"] for row in own]) for which in (0, -1)]
+            told = [row["membership"]["auc"] for row in own if "auc" in row["membership"]]
+            cells.append(f"{statistics.fmean(told):.2f}" if told else "-")
         lines.append(f"| {' | '.join(cells)} |")
     blind = [[row["without_looking"][top] for row in rows] for top in ("top1", "top5")]
     guessed = " | ".join(cell(numbers) for numbers in blind)
-    return [*lines, f"| guessing without looking | 0 | {guessed} | | |"]
+    return [*lines, f"| guessing without looking | 0 | {guessed} | | |" + " | | |" * with_updates]
 
 
 def arguments() -> argparse.Namespace:

@@ -29,6 +29,7 @@ from flower_app.leakage import inversion
 from flower_app.leakage.inversion import Tokens
 from flower_app.leakage.labels import label_rows, read_labels
 from flower_app.leakage.membership import EXAMPLES, tell_members
+from flower_app.leakage.updates import first_examples, read_update
 from flower_app.runs.run_directory import find_run
 from flower_app.saved_model import SavedModel, load_model
 from flower_app.tasks.base import Evaluator, task
@@ -181,6 +182,7 @@ def measure_leakage(
         "depth_of_the_cut": num_depths - 1,
         "without_looking": asdict(inversion.blind(auxiliary.tokens(0), victims.tokens(0))),
         "membership": _membership(model, config, victims.batches, request.seed),
+        "updates": _update_attacks(model, config, victims),
         "levels": [],
     }
     run_noise = [config.privacy.activation_noise] if config.privacy.on_activations else []
@@ -209,6 +211,18 @@ def _membership(model: SavedModel, config: RunConfig, others: Sequence[Batch], s
     except (OSError, ValueError) as error:
         return {"error": str(error)}
     return asdict(tell_members(model.parts, clusters, others, seed))
+
+
+def _update_attacks(model: SavedModel, config: RunConfig, victims: Observation) -> list[dict[str, Any]]:
+    """The attack on the update of one step, of one example and of as many as the run's batches have."""
+    batch = victims.batches[0]
+    vocabulary = TextTokenizer.from_json(model.tokenizer_json).vocab_size
+    found = []
+    for number in sorted({1, min(config.batch_size, len(batch["input_ids"]))}):
+        some = first_examples(batch, number)
+        read = read_update(model.parts, some, vocabulary, config.optimizer.lr, config.privacy, victims.marks)
+        found.append(asdict(read) | {"read": read.read, "noise": config.privacy.update_noise})
+    return found
 
 
 def _label_attack(
@@ -340,6 +354,10 @@ def leakage_table(report: dict[str, Any]) -> Table:
             f" Membership: a training example has a smaller loss than a held-out one with probability "
             f"{membership['auc']:.2f} (0.5: nothing is told)."
         )
+    texts = [f"{each['examples']}: {100 * each['read']:.0f}%" for each in report["updates"]]
+    table.caption += (
+        f" Tokens that the update of one step of SGD names, by the examples of its batch: {', '.join(texts)}."
+    )
     if labels := report.get("labels"):
         guessed = labels[0]["without_looking"]
         texts = [f"{each['noise']:g}: {100 * each['top1']:.0f} / {100 * each['top5']:.0f}%" for each in labels]

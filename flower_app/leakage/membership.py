@@ -16,6 +16,7 @@ from torch import Tensor
 
 from client_pipeline.partition.parts import Batch, ModelParts, target_weight, targets
 from client_pipeline.runtime.control_unit.round_order import TrainingData
+from flower_app.leakage.updates import first_examples
 
 EXAMPLES = 128
 """Examples of either kind that are tried."""
@@ -49,24 +50,16 @@ def tell_members(
     places = [(data, index) for data in clusters for index in range(len(data))]
     drawn = draw.sample(places, min(EXAMPLES, len(places)))
     members = [_loss(parts, data.collate([index], seed)) for data, index in drawn]
-    held_out = [_loss(parts, example) for batch in others for example in _examples(batch)]
+    held_out = [_loss(parts, example) for batch in others for example in _singles(batch)]
     ranks = rankdata([*members, *held_out])
     # Mann and Whitney: ties count half.
     above = float(ranks[: len(members)].sum()) - len(members) * (len(members) + 1) / 2
     return Membership(1 - above / (len(members) * len(held_out)), len(members), len(held_out))
 
 
-def _examples(batch: Batch) -> list[dict[str, Tensor]]:
-    """Split a batch into its examples, without the padding that the others made."""
-    lengths = batch["attention_mask"].sum(dim=1).tolist()
-    positions = batch["attention_mask"].shape[1]
-    return [
-        {
-            key: value[i : i + 1, : int(length)] if value.ndim > 1 and value.shape[1] == positions else value[i : i + 1]
-            for key, value in batch.items()
-        }
-        for i, length in enumerate(lengths)
-    ]
+def _singles(batch: Batch) -> list[dict[str, Tensor]]:
+    rows = [{key: value[i : i + 1] for key, value in batch.items()} for i in range(len(batch["input_ids"]))]
+    return [first_examples(row, 1) for row in rows]
 
 
 def _loss(parts: ModelParts, example: Batch) -> float:

@@ -104,7 +104,7 @@ def table(rows: Sequence[dict[str, Any]], metric: str) -> list[str]:
         return f"{100 * statistics.fmean(shares):.1f}{spread} %"
 
     # Rows of older versions have none.
-    with_updates = all("updates" in row for row in rows)
+    with_updates = all(row.get("updates") for row in rows)
     lines = [
         f"| noise | epsilon of an example | tokens read, first guess | first five | {metric} | {metric}, noise on |"
         + " one example's update | a batch's | membership |" * with_updates,

@@ -94,7 +94,8 @@ def export_run(
             stored.base.check()
         except ValueError as error:
             raise ValueError(f"{run_dir}: {error}; for an export name its folder: --base FOLDER") from error
-    facts = _facts(run_dir, stored, config, adapter, base)
+    name = run_dir.name if cluster is None else f"{run_dir.name}, cluster {cluster}"
+    facts = _facts(name, run_dir, stored, config, adapter, base)
     tensors = LibraryTensors(stored)
     tokenizer = TextTokenizer.from_json(stored.tokenizer_json) if stored.tokenizer_json else None
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -192,7 +193,7 @@ def _first_base(config: RunConfig) -> str:
     return config.model.pretrained
 
 
-def _facts(run_dir: Path, stored: StoredModel, config: RunConfig, adapter: bool, base: str) -> CardFacts:
+def _facts(name: str, run_dir: Path, stored: StoredModel, config: RunConfig, adapter: bool, base: str) -> CardFacts:
     """Gather what the card says; raises ``ValueError`` for adapters that cannot be written alone."""
     files: list[tuple[str, str]] = []
     if isinstance(stored.base, BaseWeights):
@@ -209,7 +210,7 @@ def _facts(run_dir: Path, stored: StoredModel, config: RunConfig, adapter: bool,
             "leave it out: the whole model is written"
         )
     return CardFacts(
-        name=run_dir.name,
+        name=name,
         config=config,
         spec=stored.spec,
         base_model=base_model,

@@ -269,8 +269,10 @@ def _read_version(
     if cluster is not None:
         num_own = 1 + len(list(folder.glob(_OF_CLUSTER.format("*"))))
         if num_own == 1 or not 0 <= cluster < num_own:
-            found = f"has a model for each of clusters 0 to {num_own - 1}" if num_own > 1 else "has one model for all"
-            raise ValueError(f"{link}: the run {found}, found --cluster {cluster}; correct it, or leave it out")
+            found = f"models of clusters 0 to {num_own - 1}" if num_own > 1 else "one model alone"
+            raise ValueError(
+                f"{link}: the run has saved {found}, found --cluster {cluster}; correct it, or leave it out"
+            )
     try:
         spec = ModelSpec.from_json((folder / SPEC).read_text(encoding="utf-8"))
         if is_outside(spec.family) and spec.family != family:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from flower_app.cli.options import Config, ExitCode, Json, Sets
+from flower_app.cli.options import AllowedModules, Config, ExitCode, Json, Sets
 from flower_app.console import print_json, say
 
 _MOST_CELLS = 10_000
@@ -103,6 +103,7 @@ def quote(
     ] = "",
     config: Config = None,
     sets: Sets = None,
+    allow_module: AllowedModules = None,
     as_json: Json = False,
 ) -> None:
     """Say what a run will take (seconds, joules, bytes, memory), what holds it up, and what a change would do."""
@@ -116,7 +117,7 @@ def quote(
         from flower_app.compare.measured_quote import measured_quote
         from flower_app.launch.single_run import continued_run
 
-        run = continued_run(after, sets or ())
+        run = continued_run(after, sets or (), allow_module or ())
         document = measured_quote(run.config, run.run_dir)
     else:
         base = load_config(config, sets or [])

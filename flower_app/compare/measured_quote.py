@@ -6,11 +6,13 @@ the run's own model, under the same plans.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from client_pipeline.counted import counted
 from flower_app.compare.quote import boxes_of_rounds, network_of, spread
 from flower_app.config.run_config import RunConfig
 from flower_app.config.strategy_choice import make_planner, work_of
@@ -39,7 +41,7 @@ def measured_quote(config: RunConfig, run_dir: Path) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If the run does not measure.
+        If the run does not measure, or has had all its rounds.
     InfeasibleRound
         If no cluster can train in a round.
     """
@@ -49,26 +51,35 @@ def measured_quote(config: RunConfig, run_dir: Path) -> dict[str, Any]:
             "costs=measured, or quote without --after"
         )
     newest = run_checkpoints.newest(run_dir, config)
-    state = newest.state["strategy"]
-    modelled = network_of(replace(config, costs="model"), prepare_task(config)[1].spec)
-    planner, work = make_planner(config, network_of(config, None)), work_of(config)
+    if newest.round >= config.num_rounds:
+        raise ValueError(
+            f"--after: {run_dir} has had its {counted(newest.round, 'round')}; say how many it is to have with --set "
+            f"num-rounds={2 * newest.round}"
+        )
+    state, spec = newest.state["strategy"], prepare_task(config)[1].spec
+    losses = [math.inf if loss is None else loss for loss in state["losses"]]
+    modelled = network_of(replace(config, costs="model"), spec)
+    planner, work = make_planner(config, network_of(config, spec)), work_of(config)
     assert planner is not None and planner.adaptation is not None
     planner.restore(state["queues"])
+    # An idle device's trial tells what nobody knows yet.
+    planner.adaptation.tries = False
     found, seconds, training, waited = [], [], [], Counter[tuple[int, str]]()
     for number in range(newest.round + 1, config.num_rounds + 1):
-        decision = planner.plan(number, state["losses"])
+        decision = planner.plan(number, losses)
         if not any(decision.selected):
             raise InfeasibleRound(number, decision.left_out)
         gamma = planner.settle(decision)
         uploads = {n: part.uplink_s or 0.0 for n, part in enumerate(decision.answer.clusters) if part.selected}
         steps = {n: planner.adaptation.predictions[n].train_s for n in uploads}
+        planner.adaptation.assume({n: decision.plans[n] for n in uploads})
         slowest = max(uploads, key=lambda n: steps[n] + uploads[n])
         seconds.append(steps[slowest] + uploads[slowest])
         training.append(max(steps.values()))
         waited[slowest, "local steps" if steps[slowest] >= uploads[slowest] else "upload"] += 1
         instance = round_instance(modelled, decision.network, decision.queues)
-        counted = replace(decision, instance=instance, declared=instance)
-        found.append((counted, costs_record(counted, round_costs(counted, work), gamma, modelled)))
+        of_model = replace(decision, instance=instance, declared=instance)
+        found.append((of_model, costs_record(of_model, round_costs(of_model, work), gamma, modelled)))
     trained = [c for _, record in found for c in record["clusters"] if c["selected"]]
     return {
         "first_round": newest.round + 1,

@@ -116,10 +116,11 @@ def _edges(configs: Mapping[str, RunConfig], best: str) -> list[str]:
     for key, value in configs[best].to_flat().items():
         values = [flat[key] for flat in tried]
         numbers = [each for each in values if isinstance(each, int | float) and not isinstance(each, bool)]
-        if len(numbers) < len(values) or min(numbers) == max(numbers):
+        if key in _OF_A_RUN or len(numbers) < len(values) or min(numbers) == max(numbers):
             continue
         for edge, word in ((min(numbers), "lowest"), (max(numbers), "highest")):
-            if value == edge:
+            # Nothing lies below 0.
+            if value == edge and (edge > 0 or word == "highest"):
                 said.append(f"{key} = {edge:g} is the {word} that was tried; the best may lie beyond")
     return said
 

@@ -26,7 +26,7 @@ class CardFacts:
     """All that a card says."""
 
     name: str
-    """The run's directory."""
+    """The run's directory; and the cluster, where the model is that one's own."""
     config: RunConfig
     spec: ModelSpec
     base_model: str
@@ -163,7 +163,9 @@ def _scores(facts: CardFacts) -> str:
     if not metrics:
         return "None: the run has not finished."
     values = [(name, f"{value:.6g}") for name, value in metrics.items() if isinstance(value, int | float)]
-    return "On the run's test set, before the export:\n\n" + _table([("metric", "value"), *values])
+    # Where each cluster has a model of its own.
+    means = "" if facts.config.traits.averages else ", means over the clusters' models"
+    return f"On the run's test set, before the export{means}:\n\n" + _table([("metric", "value"), *values])
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:

@@ -215,13 +215,16 @@ def _membership(model: SavedModel, config: RunConfig, others: Sequence[Batch], s
 
 def _update_attacks(model: SavedModel, config: RunConfig, victims: Observation) -> list[dict[str, Any]]:
     """The attack on the update of one step, of one example and of as many as the run's batches have."""
-    batch = victims.batches[0]
+    if not config.traits.uploads:
+        return []
+    batch, privacy = victims.batches[0], config.privacy
+    head = not config.traits.decoder_on_server
     vocabulary = TextTokenizer.from_json(model.tokenizer_json).vocab_size
     found = []
     for number in sorted({1, min(config.batch_size, len(batch["input_ids"]))}):
-        some = first_examples(batch, number)
-        read = read_update(model.parts, some, vocabulary, config.optimizer.lr, config.privacy, victims.marks)
-        found.append(asdict(read) | {"read": read.read, "noise": config.privacy.update_noise})
+        some = first_examples(batch, number, model.spec.head)
+        read = read_update(model.parts, some, vocabulary, config.optimizer.lr, privacy, victims.marks, head)
+        found.append(asdict(read) | {"read": read.read, "noise": privacy.update_noise if privacy.on_updates else 0.0})
     return found
 
 
@@ -285,7 +288,11 @@ def attack(
             rows = private_activations(rows, mask, privacy, source, owner, depth, next(draw_numbers))
         return Tokens(codec.decode(codec.encode(rows))[0], tokens.ids_N, tokens.places_N)
 
+    pad_id = model.spec.config.get("pad_token_id")
+
     def embed(ids: Tensor) -> Tensor:
+        # Some models look for a text's end by its padding, which is no victim.
+        ids = ids if pad_id is None else ids.masked_fill(ids == pad_id, 0 if pad_id else 1)
         batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids, dtype=torch.bool)}
         return cast(Tensor, model.parts.embedding(batch)).float()
 
@@ -354,10 +361,11 @@ def leakage_table(report: dict[str, Any]) -> Table:
             f" Membership: a training example has a smaller loss than a held-out one with probability "
             f"{membership['auc']:.2f} (0.5: nothing is told)."
         )
-    texts = [f"{each['examples']}: {100 * each['read']:.0f}%" for each in report["updates"]]
-    table.caption += (
-        f" Tokens that the update of one step of SGD names, by the examples of its batch: {', '.join(texts)}."
-    )
+    if report["updates"]:
+        texts = [f"{each['examples']}: {100 * each['read']:.0f}%" for each in report["updates"]]
+        table.caption += (
+            f" Tokens that the update of one step of SGD names, by the examples of its batch: {', '.join(texts)}."
+        )
     if labels := report.get("labels"):
         guessed = labels[0]["without_looking"]
         texts = [f"{each['noise']:g}: {100 * each['top1']:.0f} / {100 * each['top5']:.0f}%" for each in labels]

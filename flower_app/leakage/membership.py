@@ -50,16 +50,16 @@ def tell_members(
     places = [(data, index) for data in clusters for index in range(len(data))]
     drawn = draw.sample(places, min(EXAMPLES, len(places)))
     members = [_loss(parts, data.collate([index], seed)) for data, index in drawn]
-    held_out = [_loss(parts, example) for batch in others for example in _singles(batch)]
+    held_out = [_loss(parts, example) for batch in others for example in _singles(batch, parts.spec.head)]
     ranks = rankdata([*members, *held_out])
     # Mann and Whitney: ties count half.
     above = float(ranks[: len(members)].sum()) - len(members) * (len(members) + 1) / 2
     return Membership(1 - above / (len(members) * len(held_out)), len(members), len(held_out))
 
 
-def _singles(batch: Batch) -> list[dict[str, Tensor]]:
+def _singles(batch: Batch, head: str) -> list[dict[str, Tensor]]:
     rows = [{key: value[i : i + 1] for key, value in batch.items()} for i in range(len(batch["input_ids"]))]
-    return [first_examples(row, 1) for row in rows]
+    return [first_examples(row, 1, head) for row in rows]
 
 
 def _loss(parts: ModelParts, example: Batch) -> float:

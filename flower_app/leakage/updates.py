@@ -13,7 +13,7 @@ told.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from client_pipeline.link.privacy import NoiseSource, private_update
 from client_pipeline.link.privacy_config import PrivacyConfig
-from client_pipeline.partition.parts import Batch, ModelParts, target_weight, targets
+from client_pipeline.partition.parts import IGNORED_LABEL, Batch, ModelParts, target_weight, targets
+from client_pipeline.partition.spec import SEQ2SEQ
 
 _CHUNK = 512
 _NEAR = 0.1
@@ -43,9 +44,9 @@ class ReadUpdate:
     """Dimensions of the span of the first matrices' rows; ``width`` of them tell nothing."""
     width: int
     by_span: float
-    """Share of the tokens that the span names."""
+    """Share of the tokens that the span names; 0 where it names more that were not there."""
     by_rows: float
-    """Share of the tokens that the embedding's rows name; 0 where it is not trained, or all of its rows change."""
+    """The same of the embedding's rows."""
     wrong: float
     """Share of what either names that was not in the batch."""
 
@@ -62,8 +63,9 @@ def read_update(
     lr: float,
     privacy: PrivacyConfig | None = None,
     marks: frozenset[int] = frozenset(),
+    head: bool = False,
 ) -> ReadUpdate:
-    """Take one step of SGD on a batch, send its update as a cluster does, and name the tokens of the batch by it.
+    """Take one step of SGD on a batch, and name the tokens of the batch by the update, which is not compressed.
 
     Parameters
     ----------
@@ -73,16 +75,22 @@ def read_update(
     lr : of the step
     privacy : clip and noise of updates; None: none
     marks : tokens that every example has; they are not counted
+    head : the head is in the update, too
     """
-    start = {name: p.detach() for name, p in parts.named_parameters()}
     gradient = _gradient(parts, batch)
-    trained = {name: start[name] - lr * gradient[name] for name in gradient}
+    start = {name: p.detach() for name, p in parts.named_parameters(head) if name in gradient}
+    trained = {name: value - lr * gradient[name] for name, value in start.items()}
     if privacy is not None and privacy.on_updates:
         trained = private_update(start, trained, privacy, NoiseSource(privacy.seed), "victim")
-    change = {name: (start[name].double() - value.double()) / lr for name, value in trained.items()}
-    there = set(batch["input_ids"][batch["attention_mask"].bool()].tolist()) - marks
+    read = [name for name in trained if name.startswith(("embedding.", "blocks.0."))]
+    change = {name: (start[name].double() - trained[name].double()) / lr for name in read}
+    there = set(batch["input_ids"][batch["attention_mask"] != 0].tolist())
+    if parts.spec.head == SEQ2SEQ:
+        there |= set(batch["labels"][batch["labels"] != IGNORED_LABEL].tolist())
+    there -= marks
     by_rows = _named_by_rows(parts, change, vocabulary) - marks
-    by_span, rank, width = _named_by_span(parts, start, change, batch, vocabulary, lr)
+    with parts.on_demand[0].held() if parts.on_demand else nullcontext():
+        by_span, rank, width = _named_by_span(parts, start, change, batch, vocabulary, lr)
     by_span -= marks
     named = by_rows | by_span
     return ReadUpdate(
@@ -90,18 +98,28 @@ def read_update(
         tokens=len(there),
         rank=rank,
         width=width,
-        by_span=len(by_span & there) / max(len(there), 1),
-        by_rows=len(by_rows & there) / max(len(there), 1),
+        by_span=_share(by_span, there),
+        by_rows=_share(by_rows, there),
         wrong=len(named - there) / max(len(named), 1),
     )
 
 
-def first_examples(batch: Batch, number: int) -> dict[str, Tensor]:
-    """Return the first examples of a batch, without the padding that the others made."""
-    positions = batch["attention_mask"].shape[1]
-    longest = int(batch["attention_mask"][:number].sum(dim=1).max())
+def _share(named: set[int], there: set[int]) -> float:
+    """Return the share that is named; 0 where most of what is named was not there."""
+    right = len(named & there)
+    return right / len(there) if right and right >= len(named - there) else 0.0
+
+
+def first_examples(batch: Batch, number: int, head: str) -> dict[str, Tensor]:
+    """Return the first examples of a batch for a model with a head, without the padding that the others made."""
+    mask_BT = batch["attention_mask"]
+    longest = 1 + int((mask_BT[:number] != 0).any(dim=0).nonzero().max())
+    # A translation's labels have a length of their own.
+    own_length = {"labels"} if head == SEQ2SEQ else set()
     return {
-        key: value[:number, :longest] if value.ndim > 1 and value.shape[1] == positions else value[:number]
+        key: value[:number, :longest]
+        if key not in own_length and value.ndim > 1 and value.shape[1] == mask_BT.shape[1]
+        else value[:number]
         for key, value in batch.items()
     }
 
@@ -122,7 +140,9 @@ def _named_by_rows(parts: ModelParts, change: Mapping[str, Tensor], vocabulary: 
         table = change.get(f"embedding.{name}.weight")
         if isinstance(module, nn.Embedding) and table is not None and len(table) >= vocabulary:
             changed = table.abs().amax(dim=1) > 0
-            return set() if bool(changed[:vocabulary].all()) else set(changed.nonzero()[:, 0].tolist())
+            # A matrix that scores the vocabulary, too, changes for all of it.
+            few = int(changed.sum()) <= vocabulary / 2
+            return set(changed.nonzero()[:, 0].tolist()) if few else set()
     return set()
 
 
@@ -136,7 +156,13 @@ def _named_by_span(
 ) -> tuple[set[int], int, int]:
     """Return the tokens, the rank of the span, and the width."""
     num_places = batch["input_ids"].shape[1]
-    names, x_BTD = _read_first(parts, change, torch.zeros(1, num_places, dtype=torch.int64), first_only=False)
+    pad_id = parts.spec.config.get("pad_token_id")
+    # A model may look for a text's end by its padding.
+    ids = torch.arange(vocabulary)
+    ids = ids[ids != (-1 if pad_id is None else pad_id)]
+    names, x_BTD = _read_first(parts, change, ids[:1, None].expand(-1, num_places), first_only=False)
+    if not names:
+        return set(), 0, x_BTD.shape[-1]
     # GPT-2's layers have their matrices the other way round.
     turned = not isinstance(parts.blocks[0].get_submodule(_module(names[0])), nn.Linear)
     rows_ND, weights = (
@@ -154,7 +180,7 @@ def _named_by_span(
     if bool((x_BTD == x_BTD[:, :1]).all()):
         # Places come in later: one stands for all.
         num_places = 1
-    for ids_V in torch.arange(vocabulary).split(_CHUNK):
+    for ids_V in ids.split(_CHUNK):
         _, x_VTD = _read_first(parts, change, ids_V[:, None].expand(-1, num_places), first_only=True)
         whole_VT = x_VTD.square().sum(dim=-1).clamp_min(1e-30)
         outside_VT = (1 - (x_VTD @ span_RD.T).square().sum(dim=-1) / whole_VT).clamp_min(0).sqrt()
@@ -171,6 +197,8 @@ def _read_first(
     parts: ModelParts, change: Mapping[str, Tensor], ids_BT: Tensor, *, first_only: bool
 ) -> tuple[list[str], Tensor]:
     """Return the trained matrices that read what the first TEB's first one reads of tokens, and what that is.
+
+    Where the TEB trains none, there are no names, and the activations are the embedding's.
 
     Parameters
     ----------
@@ -189,8 +217,6 @@ def _read_first(
         return hook
 
     matrices = [n for n, p in block.named_parameters() if p.ndim == 2 and f"blocks.0.{n}" in change]
-    if not matrices:
-        raise ValueError("leakage: the first TEB trains no matrix; there is no update of it to read")
     handles = [
         block.get_submodule(_module(name)).register_forward_pre_hook(hook_of(f"blocks.0.{name}")) for name in matrices
     ]
@@ -198,12 +224,15 @@ def _read_first(
     try:
         with torch.no_grad():
             x_BTD = parts.embedding({"input_ids": ids_BT, "attention_mask": mask_BT})
-            block(x_BTD, parts.mask_form(mask_BT, x_BTD.dtype))
+            if handles:
+                block(x_BTD, parts.mask_form(mask_BT, x_BTD.dtype))
     except _Reached:
         pass
     finally:
         for handle in handles:
             handle.remove()
+    if not seen:
+        return [], x_BTD
     first = seen[0][1]
     same = [name for name, x in seen if x.shape == first.shape and x.data_ptr() == first.data_ptr()]
     return same, first.float()

@@ -95,7 +95,7 @@ class GlobalModels:
             return self._prepared.evaluator.examples(self._parts)
 
     def save(self, run_dir: Path, task: Mapping[str, Any], round_: int) -> None:
-        """Write the run's model folder; where every cluster has a model of its own, cluster 0's stands for them."""
+        """Write the run's model folder; where every cluster has a model of its own, all of them."""
         base = self._frozen if isinstance(self._frozen, FrozenBase) else None
         weights, *others = (dict(model) | ({} if base else dict(self._frozen)) for model in self._models)
         spec, tokenizer_json = self._prepared.spec, self._prepared.tokenizer_json

@@ -92,7 +92,15 @@ class Adaptation:
         """Predictions for the clusters that this round selected."""
         self.settled_plans: dict[int, ClusterPlan] = {}
         """Segments, order and micro-batches of the clusters in the round that was planned last."""
+        self.tries = True
+        """False: no device gets TEBs only to be measured."""
         self._standings = [_Standing() for _ in network.clusters]
+
+    def assume(self, plans: Mapping[int, ClusterPlan]) -> None:
+        """Go on as if clusters had run plans in the times that are estimated."""
+        for n, plan in plans.items():
+            self._standings[n].plan = plan
+            self.network.clusters[n].rounds += 1
 
     def observe(
         self, round_: int, cluster: int, report: Mapping[str, Any], declared: Instance, planned_upload_s: float | None
@@ -143,7 +151,7 @@ class Adaptation:
         single = replace(instance, clusters=(instance.clusters[n],))
         rounds, fits = network.clusters[0].rounds, old is not None and _holds(instance, n, old)
         if refines and fits and old is not None and not standing.changed and rounds > _FIRST_LOOKS:
-            if (trial := self._trial(single, cluster, old)) is not None:
+            if self.tries and (trial := self._trial(single, cluster, old)) is not None:
                 standing.before_trial = old
                 return trial
             if rounds < standing.looked + _LOOK:

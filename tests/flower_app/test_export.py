@@ -192,7 +192,7 @@ def test_a_run_that_saved_no_model_is_told(tmp_path):
 def test_a_clusters_own_model_is_exported_where_each_has_one(tmp_path):
     spec = tiny_spec("bert", "sequence-classification")
     save_run(tmp_path / "run", spec, tokenizer_json(), {})
-    with pytest.raises(ValueError, match="has one model for all, found --cluster 1; correct it, or leave it out"):
+    with pytest.raises(ValueError, match="has saved one model alone, found --cluster 1; correct it, or leave it out"):
         export_run(tmp_path / "run", tmp_path / "out", cluster=1)
     own = [build_parts(spec, seed=n).weights() for n in range(2)]
     save_model(tmp_path / "run", spec, own[0], tokenizer_json(), {}, 1, others=own[1:])
@@ -201,6 +201,7 @@ def test_a_clusters_own_model_is_exported_where_each_has_one(tmp_path):
         done = CliRunner().invoke(app, ["export", str(tmp_path / "run"), str(folder), *options])
         assert done.exit_code == 0, done.output
         weights = load_pretrained(str(folder), "sequence-classification").weights()
+        assert ("# run, cluster 1" in (folder / "README.md").read_text()) == (n == 1)
         assert all(torch.equal(weights[key], value) for key, value in own[n].items())
     done = CliRunner().invoke(app, ["export", str(tmp_path / "run"), str(tmp_path / "more"), "--cluster", "2"])
     assert done.exit_code != 0 and "found --cluster 2" in done.stderr and not (tmp_path / "more").exists()

@@ -11,6 +11,7 @@ from flower_app.config.sources import load_config
 from flower_app.launch.run_series import SeriesRun, train_series
 from flower_app.launch.single_run import continued_run
 from flower_app.runs.run_directory import read_rounds
+from helpers.chat_cases import save_chat_model
 from helpers.command_line import TINY, collapipe
 
 SETTINGS = {
@@ -33,6 +34,8 @@ def runs(tmp_path_factory):
     (folder / "text.txt").write_text("\n".join(lines))
     files = {f"data.{split}-source": "text.txt" for split in ("train", "validation", "test")}
     settings = TINY | SETTINGS | {"data.source": "files", "data.path": folder, "data.max-length": 12, **files}
+    # Of fewer TEBs than a fresh model has.
+    settings |= {"model.pretrained": save_chat_model(folder / "pretrained"), "model.decoder-layers": 1}
     values = [f"{key}={value}" for key, value in settings.items()]
     configs = {
         costs: load_config(None, [*values, f"costs={costs}", f"run-dir={folder / costs}"])
@@ -50,6 +53,8 @@ def test_the_rest_of_a_run_is_what_was_quoted(runs):
     assert (more["first_round"], more["rounds"]) == (3, 4) and more["seconds"] > document["seconds"] > 0
     assert sum(entry["share"] for entry in more["bottlenecks"]) == pytest.approx(1.0)
     result = CliRunner().invoke(app, ["quote", "--after", str(runs / "measured"), "--set", "num-rounds=3"])
+    with pytest.raises(ValueError, match="has had its 2 rounds; say how many it is to have with --set num-rounds=4"):
+        measured_quote(replace(run.config, num_rounds=2), run.run_dir)
     assert result.exit_code == 0 and "1 round: " in result.output and "local steps and uploads" in result.output
     gone_on = collapipe("run", "--resume", runs / "measured", "--set", "num-rounds=3", cwd=runs)
     assert gone_on.returncode == 0, gone_on.stderr
@@ -63,6 +68,7 @@ def test_the_rest_of_a_run_is_what_was_quoted(runs):
     payloads = [report["payload_bytes"] for report in line["clusters"]]
     sent = sum(payload["up"] + payload["update"] for payload in payloads)
     assert document["uplink_bytes"] == pytest.approx(sent, rel=0.02)
+    assert sum(line["clusters"][0]["plan"]["delta"]) == 2
     assert document["link_bytes"] == pytest.approx(sum(report["link_bytes"] for report in line["clusters"]), rel=0.02)
     held = {(r["cluster"], int(k)): d["held_bytes"] for r in line["clusters"] for k, d in r["devices"].items()}
     boxes = {(box["cluster"], box["device"]): box["memory_bytes"] for box in document["boxes"] if box["share"]}

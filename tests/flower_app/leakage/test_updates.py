@@ -34,7 +34,7 @@ def test_an_example_shorter_than_the_width_is_read_whole(family, head):
     assert found.by_span == pytest.approx(all_tokens) and found.wrong == 0 and found.examples == 1
     # GPT-2's tied matrix changes in all of its rows.
     assert found.by_rows == pytest.approx(0.0 if family == "gpt2" else all_tokens)
-    assert found.rank < found.width and found.read == max(found.by_span, found.by_rows)
+    assert found.rank < found.width and found.read == pytest.approx(all_tokens)
 
 
 @pytest.mark.parametrize(("family", "head"), FAMILIES)
@@ -54,8 +54,13 @@ def test_an_adapter_hides_more_tokens_than_it_has_ranks(family, head):
                 parameter.normal_(generator=torch.Generator().manual_seed(4))
     vocabulary = parts.spec.config["vocab_size"]
     assert read_update(parts, batch, vocabulary, 1.0).read < 0.3
-    short = first_examples({key: value[:, :2] if value.ndim > 1 else value for key, value in batch.items()}, 1)
+    short = first_examples({key: value[:, :2] if value.ndim > 1 else value for key, value in batch.items()}, 1, head)
     assert read_update(parts, short, vocabulary, 1.0).read == (1.0 if family == "bert" else 0.5)
+
+
+def test_a_first_block_that_stays_as_it_is_tells_nothing():
+    found, _, _ = attacked("llama", "causal-lm", 1, 6, lora=LoraConfig(rank=2, first_block=1))
+    assert (found.rank, found.by_span, found.by_rows) == (0, 0.0, 0.0)
 
 
 def test_noise_on_updates_hides_rows_and_span():
@@ -69,6 +74,6 @@ def test_noise_on_updates_hides_rows_and_span():
 def test_the_first_examples_have_no_padding_of_the_others():
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]], dtype=torch.bool)
     batch = {"input_ids": torch.ones(3, 4), "attention_mask": mask, "labels": torch.arange(3)}
-    two = first_examples(batch, 2)
+    two = first_examples(batch, 2, "sequence-classification")
     assert two["input_ids"].shape == (2, 3) and two["attention_mask"].shape == (2, 3)
     assert two["labels"].tolist() == [0, 1]

@@ -75,7 +75,7 @@ def test_models_of_clusters_own_are_saved_and_scored_as_they_are(parts, tmp_path
         stored = read_model(tmp_path, cluster=n).weights
         assert all(torch.equal(stored[name], value) for name, value in model.items())
     assert torch.equal(read_model(tmp_path).weights[name], own[0][name])
-    with pytest.raises(ValueError, match="has a model for each of clusters 0 to 2, found --cluster 3"):
+    with pytest.raises(ValueError, match="has saved models of clusters 0 to 2, found --cluster 3"):
         read_model(tmp_path, cluster=3)
 
 

@@ -101,6 +101,26 @@ def test_a_device_that_becomes_slower_gives_its_tebs_away_and_the_plan_says_why(
     assert taken[0][1].gain_s > taken[0][1].move_s > 0
 
 
+def test_rounds_that_nobody_runs_keep_a_plan_that_was_taken():
+    planner = planner_of()
+    cluster = SyntheticCluster(0.01, 0)
+
+    def slower(number):
+        truth = bench.Truth()
+        truth.teb[0] *= 3.0 if number > 12 else 1.0
+        return truth
+
+    before, _ = play(planner, cluster, slower, range(1, 15))
+    planner.adaptation.tries = False
+    ahead = []
+    for number in range(15, 60):
+        [plan] = planner.plan(number, [1.0]).plans
+        planner.adaptation.assume({0: plan})
+        ahead.append(plan)
+    assert ahead[0].delta[0] < before[-1].delta[0]
+    assert all((plan.delta, plan.m) == (ahead[0].delta, ahead[0].m) for plan in ahead)
+
+
 def test_a_better_plan_whose_move_costs_more_than_it_saves_is_not_taken():
     planner = planner_of()
     cluster = SyntheticCluster(0.01, 0)

@@ -510,7 +510,7 @@ KEPT = {
         read=restored,
         given=("paced", "_scale"),
     ),
-    "Adaptation": pair(adaptation, fill_adaptation, ("changes", "predictions", "settled_plans")),
+    "Adaptation": pair(adaptation, fill_adaptation, ("changes", "predictions", "settled_plans", "tries")),
     "RoundPlanner": pair(planner, fill_planner, PLANNER_GIVEN),
     "PlannedStrategy": pair(planned, fill_strategy, (*STRATEGY_GIVEN, "aggregator")),
     "CollaPipe": pair(collapipe, fill_strategy, COLLAPIPE_GIVEN),

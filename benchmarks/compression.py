@@ -37,8 +37,9 @@ VARIANTS = {
     "int2 stream": {"compression.stream": "int2"},
     "once": {"compression.cache-gb": 8},
     "once int8 stream": {"compression.cache-gb": 8, "compression.stream": "int8"},
+    "labels stay": {"split.labels": "cluster"},
 }
-USUAL = ",".join(name for name in VARIANTS if "stream" not in name and "once" not in name)
+USUAL = ",".join(name for name in VARIANTS if not {"stream", "once", "stay"} & {*name.split()})
 DEFAULT_SETS = ("data.num-examples=4000", "data.evaluation-examples=200", "local-steps=4", "scenario=two-clusters")
 
 
@@ -60,7 +61,7 @@ def run(variant: str, seed: int, config: str, sets: Sequence[str], rounds: int, 
         "variant": variant,
         "seed": seed,
         "rounds": rounds,
-        "sets": list(sets),
+        "sets": _without_folders(sets),
         "update_bytes": statistics.fmean(c["update"] for c in clusters),
         "stream_up_bytes": statistics.fmean(c["up"] for c in clusters),
         "stream_down_bytes": statistics.fmean(c["down"] for c in clusters),
@@ -69,9 +70,16 @@ def run(variant: str, seed: int, config: str, sets: Sequence[str], rounds: int, 
             c["uplink_bytes"] for line in lines for c in line["virtual"]["clusters"] if c["selected"]
         ),
         "latency_s": statistics.fmean(line["virtual"]["latency_s"] for line in lines),
+        # The first round starts the clusters.
+        "round_s": statistics.median(line["round_s"] for line in lines[1:] or lines),
         "train_loss": lines[-1]["train_loss"],
         "metrics": metrics,
     }
+
+
+def _without_folders(sets: Sequence[str]) -> list[str]:
+    """Return the settings that are the same on every machine."""
+    return [setting for setting in sets if not setting.startswith(("data.path=", "model.pretrained="))]
 
 
 def arguments() -> argparse.Namespace:
@@ -99,13 +107,13 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     if args.rows and args.rows.exists():
         rows = [json.loads(line) for line in args.rows.read_text(encoding="utf-8").splitlines()]
-    print(f"{'':<17} {'update kB':>10} {'up kB':>9} {'down kB':>9} {'latency s':>10}", file=say)
+    print(f"{'':<17} {'update kB':>10} {'up kB':>9} {'down kB':>9} {'latency s':>10} {'wall s':>7}", file=say)
     for row in rows:
         print(_line(row), file=say)
-    there = {(row["variant"], row["seed"], row["rounds"], *row["sets"]) for row in rows}
+    known = {(row["variant"], row["seed"], row["rounds"], *row["sets"]) for row in rows}
     with tempfile.TemporaryDirectory(prefix="collapipe-compression-") as folder:
         for seed, variant in itertools.product(range(args.seeds), args.variants):
-            if (variant, seed, args.rounds, *sets) in there:
+            if (variant, seed, args.rounds, *_without_folders(sets)) in known:
                 continue
             row = run(variant, seed, args.config, sets, args.rounds, Path(folder))
             rows.append(row)
@@ -113,7 +121,10 @@ def main() -> int:
             if args.rows:
                 with args.rows.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
-    print(f"a cluster and round, {args.rounds} rounds; latency is virtual, metrics are of the test set", file=say)
+    print(
+        f"a cluster and round, {args.rounds} rounds; latency is virtual, metrics of the test set, wall s a median",
+        file=say,
+    )
     if args.json:
         print(json.dumps(rows))
     return 0
@@ -123,7 +134,7 @@ def _line(row: dict[str, Any]) -> str:
     sizes = (row["update_bytes"] / 1e3, row["stream_up_bytes"] / 1e3, row["stream_down_bytes"] / 1e3)
     metrics = "  ".join(f"{name} {value:.5g}" for name, value in row["metrics"].items())
     columns = " ".join(f"{size:>9.1f}" for size in sizes)
-    return f"{row['variant']:<17} {row['seed']} {columns} {row['latency_s']:>10.2f}  {metrics}"
+    return f"{row['variant']:<17} {row['seed']} {columns} {row['latency_s']:>10.2f} {row['round_s']:>7.2f}  {metrics}"
 
 
 if __name__ == "__main__":

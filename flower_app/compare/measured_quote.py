@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from client_pipeline.counted import counted
-from flower_app.compare.quote import boxes_of_rounds, network_of, spread
+from flower_app.compare.quote import boxes_of_rounds, network_of, plan_and_settle, spread
 from flower_app.config.run_config import RunConfig
 from flower_app.config.strategy_choice import make_planner, work_of
 from flower_app.runs import run_checkpoints
 from flower_app.training.prepared_run import prepare_task
 from strategies.dssda.round_problem import round_instance
 from strategies.planning.costs import costs_record, round_costs
-from strategies.planning.planner import InfeasibleRound
 
 
 def measured_quote(config: RunConfig, run_dir: Path) -> dict[str, Any]:
@@ -64,12 +63,9 @@ def measured_quote(config: RunConfig, run_dir: Path) -> dict[str, Any]:
     planner.restore(state["queues"])
     # An idle device's trial tells what nobody knows yet.
     planner.adaptation.tries = False
-    found, seconds, training, waited = [], [], [], Counter[tuple[int, str]]()
+    rounds, seconds, training, waited = [], [], [], Counter[tuple[int, str]]()
     for number in range(newest.round + 1, config.num_rounds + 1):
-        decision = planner.plan(number, losses)
-        if not any(decision.selected):
-            raise InfeasibleRound(number, decision.left_out)
-        gamma = planner.settle(decision)
+        decision, gamma = plan_and_settle(planner, number, losses)
         uploads = {n: part.uplink_s or 0.0 for n, part in enumerate(decision.answer.clusters) if part.selected}
         steps = {n: planner.adaptation.predictions[n].train_s for n in uploads}
         planner.adaptation.assume({n: decision.plans[n] for n in uploads})
@@ -79,18 +75,18 @@ def measured_quote(config: RunConfig, run_dir: Path) -> dict[str, Any]:
         waited[slowest, "local steps" if steps[slowest] >= uploads[slowest] else "upload"] += 1
         instance = round_instance(modelled, decision.network, decision.queues)
         of_model = replace(decision, instance=instance, declared=instance)
-        found.append((of_model, costs_record(of_model, round_costs(of_model, work), gamma, modelled)))
-    trained = [c for _, record in found for c in record["clusters"] if c["selected"]]
+        rounds.append((of_model, costs_record(of_model, round_costs(of_model, work), gamma, modelled)))
+    trained = [c for _, record in rounds for c in record["clusters"] if c["selected"]]
     return {
         "first_round": newest.round + 1,
-        "rounds": len(found),
+        "rounds": len(rounds),
         "seconds": sum(seconds),
         "train_s": sum(training),
         "round_s": spread(seconds),
         "uplink_bytes": sum(c["uplink_bytes"] for c in trained),
         "link_bytes": sum(sum(c["link_bytes"]) for c in trained),
         "bottlenecks": [
-            {"cluster": n, "what": what, "share": times / len(found)} for (n, what), times in waited.most_common()
+            {"cluster": n, "what": what, "share": times / len(rounds)} for (n, what), times in waited.most_common()
         ],
-        "boxes": boxes_of_rounds(found, modelled),
+        "boxes": boxes_of_rounds(rounds, modelled),
     }

@@ -18,6 +18,7 @@ from rich.table import Table
 from client_pipeline.counted import counted
 from client_pipeline.near_names import did_you_mean
 from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.system.radio import Array
 from client_pipeline.system.scenario import Scenario
 from flower_app.compare.columns import four_digits
 from flower_app.config.run_config import RunConfig
@@ -31,7 +32,7 @@ from strategies.planned_strategy import PlannedStrategy
 from strategies.planning.costs import costs_record, round_costs
 from strategies.planning.dry_run import LossTrace
 from strategies.planning.pipeline_choices import PipelineChoices
-from strategies.planning.planner import Decision, InfeasibleRound
+from strategies.planning.planner import Decision, InfeasibleRound, RoundPlanner
 from strategies.planning.policies import DSSDA
 from strategies.planning.policy import Round
 from strategies.planning.schedule_choice import ScheduledPolicy
@@ -253,12 +254,23 @@ def _rounds(config: RunConfig, scenario: Scenario, num_rounds: int) -> list[tupl
     assert planner is not None
     losses, found = LossTrace(scenario.num_clusters, scenario.seed), []
     for number in range(1, num_rounds + 1):
-        decision = planner.plan(number, losses.round(number))
-        if not any(decision.selected):
-            raise InfeasibleRound(number, decision.left_out)
-        gamma = planner.settle(decision)
+        decision, gamma = plan_and_settle(planner, number, losses.round(number))
         found.append((decision, costs_record(decision, round_costs(decision, work), gamma, scenario)))
     return found
+
+
+def plan_and_settle(planner: RoundPlanner, number: int, losses: list[float]) -> tuple[Decision, Array]:
+    """Plan a round and move its queues; returns its decision and Gamma, (N,).
+
+    Raises
+    ------
+    InfeasibleRound
+        If no cluster can train.
+    """
+    decision = planner.plan(number, losses)
+    if not any(decision.selected):
+        raise InfeasibleRound(number, decision.left_out)
+    return decision, planner.settle(decision)
 
 
 def _prices(decisions: Sequence[Decision], scenario: Scenario, choices: PipelineChoices) -> list[dict[str, Any]]:

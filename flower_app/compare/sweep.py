@@ -112,7 +112,7 @@ def sweep(
 
 def _edges(configs: Mapping[str, RunConfig], best: str) -> list[str]:
     """Return a sentence for each number of the best configuration that is the lowest or highest of those tried."""
-    tried, said = [config.to_flat() for config in configs.values()], []
+    tried, edges = [config.to_flat() for config in configs.values()], []
     for key, value in configs[best].to_flat().items():
         values = [flat[key] for flat in tried]
         numbers = [each for each in values if isinstance(each, int | float) and not isinstance(each, bool)]
@@ -121,8 +121,8 @@ def _edges(configs: Mapping[str, RunConfig], best: str) -> list[str]:
         for edge, word in ((min(numbers), "lowest"), (max(numbers), "highest")):
             # Nothing lies below 0.
             if value == edge and (edge > 0 or word == "highest"):
-                said.append(f"{key} = {edge:g} is the {word} that was tried; the best may lie beyond")
-    return said
+                edges.append(f"{key} = {edge:g} is the {word} that was tried; the best may lie beyond")
+    return edges
 
 
 def _figures(metric: str, folders: Sequence[Path]) -> dict[str, Any]:

@@ -220,12 +220,13 @@ def _update_attacks(model: SavedModel, config: RunConfig, victims: Observation) 
     batch, privacy = victims.batches[0], config.privacy
     head = not config.traits.decoder_on_server
     vocabulary = TextTokenizer.from_json(model.tokenizer_json).vocab_size
-    found = []
+    readings = []
     for number in sorted({1, min(config.batch_size, len(batch["input_ids"]))}):
         some = first_examples(batch, number, model.spec.head)
         read = read_update(model.parts, some, vocabulary, config.optimizer.lr, privacy, victims.marks, head)
-        found.append(asdict(read) | {"read": read.read, "noise": privacy.update_noise if privacy.on_updates else 0.0})
-    return found
+        noise = privacy.update_noise if privacy.on_updates else 0.0
+        readings.append(asdict(read) | {"read": read.read, "noise": noise})
+    return readings
 
 
 def _label_attack(

@@ -113,7 +113,8 @@ def _share(named: set[int], there: set[int]) -> float:
 def first_examples(batch: Batch, number: int, head: str) -> dict[str, Tensor]:
     """Return the first examples of a batch for a model with a head, without the padding that the others made."""
     mask_BT = batch["attention_mask"]
-    longest = 1 + int((mask_BT[:number] != 0).any(dim=0).nonzero().max())
+    used_T = (mask_BT[:number] != 0).any(dim=0).nonzero()[:, 0]
+    longest = 1 + max(used_T.tolist(), default=0)
     # A translation's labels have a length of their own.
     own_length = {"labels"} if head == SEQ2SEQ else set()
     return {

@@ -77,3 +77,5 @@ def test_the_first_examples_have_no_padding_of_the_others():
     two = first_examples(batch, 2, "sequence-classification")
     assert two["input_ids"].shape == (2, 3) and two["attention_mask"].shape == (2, 3)
     assert two["labels"].tolist() == [0, 1]
+    none = first_examples(batch | {"attention_mask": torch.zeros_like(mask)}, 2, "sequence-classification")
+    assert none["input_ids"].shape == (2, 1)

@@ -1,22 +1,26 @@
 """``collapipe quote --after RUN``: what the rest of a run takes on the machines that it runs on.
 
-Seconds are those of the times that its rounds have measured, as its planner follows them. Bytes and memory are those of
-the run's own model, under the same plans.
+Seconds are those of the times that its rounds have measured, as its planner follows them. Bytes are what its rounds
+have counted, for as many links as the plans have, since batches are as long as their texts. Memory is that of the run's
+own model, under the same plans.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from client_pipeline.counted import counted
 from flower_app.compare.quote import boxes_of_rounds, network_of, plan_and_settle, spread
 from flower_app.config.run_config import RunConfig
 from flower_app.config.strategy_choice import make_planner, work_of
 from flower_app.runs import run_checkpoints
+from flower_app.runs.run_directory import read_rounds
 from flower_app.training.prepared_run import prepare_task
 from strategies.dssda.round_problem import round_instance
 from strategies.planning.costs import costs_record, round_costs
@@ -33,9 +37,10 @@ def measured_quote(config: RunConfig, run_dir: Path) -> dict[str, Any]:
     Returns
     -------
     ``rounds`` and ``first_round``; ``seconds``, local steps and uploads of the slowest cluster, sums over the rounds,
-    and ``train_s``, local steps alone; ``round_s`` (mean, 5th and 95th percentile); ``uplink_bytes`` and
-    ``link_bytes``, sums; ``bottlenecks``, clusters that rounds wait for; and ``boxes``. Evaluations, moves of TEBs and
-    what the server takes between the rounds are not in the seconds.
+    and ``train_s``, local steps alone; ``start_s``, what the first round after a start takes beside these seconds;
+    ``round_s`` (mean, 5th and 95th percentile); ``uplink_bytes`` and ``link_bytes``, sums; ``bottlenecks``, clusters
+    that rounds wait for; and ``boxes``. Evaluations, moves of TEBs and what the server takes between the rounds are not
+    in the seconds.
 
     Raises
     ------
@@ -77,16 +82,57 @@ def measured_quote(config: RunConfig, run_dir: Path) -> dict[str, Any]:
         of_model = replace(decision, instance=instance, declared=instance)
         rounds.append((of_model, costs_record(of_model, round_costs(of_model, work), gamma, modelled)))
     trained = [c for _, record in rounds for c in record["clusters"] if c["selected"]]
+    records = read_rounds(run_dir)[0]
+    usual = _usual_bytes(records)
     return {
         "first_round": newest.round + 1,
         "rounds": len(rounds),
         "seconds": sum(seconds),
         "train_s": sum(training),
+        "start_s": _start_seconds(records),
         "round_s": spread(seconds),
-        "uplink_bytes": sum(c["uplink_bytes"] for c in trained),
-        "link_bytes": sum(sum(c["link_bytes"]) for c in trained),
+        "uplink_bytes": sum(usual[n].uplink if (n := c["cluster"]) in usual else c["uplink_bytes"] for c in trained),
+        "link_bytes": sum(
+            (c["segments"] - 1) * link
+            if (n := c["cluster"]) in usual and (link := usual[n].link) is not None
+            else sum(c["link_bytes"])
+            for c in trained
+        ),
         "bottlenecks": [
             {"cluster": n, "what": what, "share": times / len(rounds)} for (n, what), times in waited.most_common()
         ],
         "boxes": boxes_of_rounds(rounds, modelled),
     }
+
+
+class _UsualBytes(NamedTuple):
+    """What a cluster sends in a round, as medians over those that it had."""
+
+    uplink: float
+    """Activations and update."""
+    link: float | None
+    """Of one link, both directions; None if it had none."""
+
+
+def _usual_bytes(records: Sequence[Mapping[str, Any]]) -> dict[int, _UsualBytes]:
+    """Return what each cluster sends that has reported."""
+    uplinks, links = dict[int, list[float]](), dict[int, list[float]]()
+    for report in (report for record in records for report in record["clusters"]):
+        n, payload = report["cluster"], report["payload_bytes"]
+        uplinks.setdefault(n, []).append(payload["up"] + payload["update"])
+        if num_links := sum(d > 0 for d in report["plan"]["delta"]) - 1:
+            links.setdefault(n, []).append(report["link_bytes"] / num_links)
+    return {
+        n: _UsualBytes(statistics.median(values), statistics.median(links[n]) if n in links else None)
+        for n, values in uplinks.items()
+    }
+
+
+def _start_seconds(records: Sequence[Mapping[str, Any]]) -> float:
+    """Return what the first round has taken over the usual one; 0 where only one is known."""
+    slowest = [
+        max((p["measured_train_s"] + (p["measured_upload_s"] or 0.0) for p in predictions), default=0.0)
+        for record in records
+        if (predictions := (record.get("plan") or {}).get("predictions"))
+    ]
+    return max(slowest[0] - statistics.median(slowest[1:]), 0.0) if len(slowest) > 1 else 0.0

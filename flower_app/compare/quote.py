@@ -375,10 +375,13 @@ def _bottlenecks(config: RunConfig, rounds: Sequence[tuple[Decision, dict[str, A
 def quote_text(document: dict[str, Any]) -> str:
     """Write a quote without its boxes as lines."""
     per_round, measured = document["round_s"], "first_round" in document
-    joules = " of local steps and uploads" if measured else f", {four_digits(document['joules'])} J"
+    if measured:
+        beside = f" of local steps and uploads, and {four_digits(document['start_s'])} s in the first round of a start"
+    else:
+        beside = f", {four_digits(document['joules'])} J"
     draws = "rounds" if measured else "draws of channels and speeds"
     lines = [
-        f"{counted(document['rounds'], 'round')}: {four_digits(document['seconds'])} s{joules}; "
+        f"{counted(document['rounds'], 'round')}: {four_digits(document['seconds'])} s{beside}; "
         f"uploads {four_digits(document['uplink_bytes'] / 1e6)} MB, links {four_digits(document['link_bytes'] / 1e6)} "
         "MB",
         f"a round: {four_digits(per_round['mean'])} s, from {four_digits(per_round['p5'])} to "

@@ -376,7 +376,7 @@ def quote_text(document: dict[str, Any]) -> str:
     """Write a quote without its boxes as lines."""
     per_round, measured = document["round_s"], "first_round" in document
     if measured:
-        beside = f" of local steps and uploads, and {four_digits(document['start_s'])} s in the first round of a start"
+        beside = f" of local steps and uploads, and {four_digits(document['start_s'])} s more to start"
     else:
         beside = f", {four_digits(document['joules'])} J"
     draws = "rounds" if measured else "draws of channels and speeds"

@@ -17,12 +17,13 @@ import argparse
 import itertools
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from commands import as_settings, train
 
 VARIANTS = {
     "none": {},
@@ -48,12 +49,7 @@ def run(variant: str, seed: int, config: str, sets: Sequence[str], rounds: int, 
     run_dir = folder / f"{variant.replace(' ', '-')}-{seed}"
     own = {**VARIANTS[variant], "costs": "model", "num-rounds": rounds, "evaluate-every": 0, "checkpoint-every": 0}
     own["seed"] = seed
-    command = [sys.executable, "-m", "flower_app.cli", "run", *(["--config", config] if config else [])]
-    for item in [*sets, *(f"{key}={value}" for key, value in own.items()), f"run-dir={run_dir}"]:
-        command += ["--set", item]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{variant}: collapipe run ended with {done.returncode}: {done.stderr[-2000:]}")
+    train(config, [*sets, *as_settings(own)], run_dir)
     lines = [json.loads(line) for line in (run_dir / "rounds.jsonl").read_text().splitlines()]
     metrics = json.loads((run_dir / "summary.json").read_text())["metrics"]
     clusters = [report["payload_bytes"] for line in lines for report in line["clusters"]]

@@ -1,12 +1,16 @@
-"""Protection and cost of noise on the activations: train with each level, then attack.
+"""What the server can read of three tasks, by where the labels are and with noise: train each way, then attack.
 
-Every variant is a whole ``collapipe run`` of the same small task with as many rounds, its activations clipped and
-noised as ``[privacy]`` says, and then ``collapipe leakage`` on that run: the attacks read held-out sentences behind all
-TEBs, where the server does. A line of ``--out`` is one run; the table has means over the seeds.
+Every variant is a whole ``collapipe run`` of a small task, and then ``collapipe leakage`` on that run: held-out text is
+read behind all TEBs, where the server does, and the update of one step is attacked. Variants are ways to split
+(``split.labels = "server"`` or ``"cluster"``, and whole-model training, ``FedAvg``) and levels of noise on what a split
+sends; whole models send updates alone, and have none. A line of ``--out`` is one run; the table has means over seeds.
 
-    python benchmarks/leakage_table.py                                     # 12 runs, on generated text
+    python benchmarks/leakage_table.py                                     # 15 runs, on generated text
+    python benchmarks/leakage_table.py --task translation
+    python benchmarks/leakage_table.py --task captions --set data.path=FOLDER --set model.pretrained=MODEL
     python benchmarks/leakage_table.py --seeds 1 --noise 0,1 --rounds 4 --json
-    python benchmarks/leakage_table.py --set task.name=token-classification
+
+FOLDER and MODEL are those of configs/boards/captions.toml.
 """
 
 from __future__ import annotations
@@ -15,65 +19,119 @@ import argparse
 import json
 import math
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# A small BERT: what it sends has passed a LayerNorm, so that every token's norm is near the square root of the width.
-DEFAULT_SETS = (
-    "task.name=sequence-classification",
-    "model.family=bert",
-    "model.encoder-layers=2",
-    "data.num-examples=8000",
-    "scenario=edge-boxes",
-    "batch-size=64",
-    "local-steps=8",
-    "optimizer.lr=0.003",
-)
+from commands import as_settings, collapipe, train
+
+
+class Task(NamedTuple):
+    """A task of the table."""
+
+    sets: Mapping[str, Any]
+    score: str
+    """Metric of the test set."""
+    clip: float
+    """Largest norm of an activation where there is noise: near the median's."""
+    gradient_clip: float = 0.0
+    """The same of a gradient where the control unit has the labels; 0: the server is sent none."""
+    config: str = ""
+
+
+TASKS = {
+    # A small BERT: what it sends has passed a LayerNorm, so that every token has a norm near the root of the width.
+    "classes": Task(
+        {
+            "task.name": "sequence-classification",
+            "model.family": "bert",
+            "model.encoder-layers": 2,
+            "data.num-examples": 8000,
+            "scenario": "edge-boxes",
+            "num-rounds": 15,
+            "batch-size": 64,
+            "local-steps": 8,
+            "optimizer.lr": 0.003,
+        },
+        score="accuracy",
+        clip=8.0,
+    ),
+    "translation": Task(
+        {
+            "data.num-examples": 4000,
+            "data.evaluation-examples": 200,
+            "scenario": "two-clusters",
+            "num-rounds": 30,
+            "local-steps": 4,
+        },
+        score="chrf",
+        clip=8.0,
+    ),
+    "captions": Task(
+        {
+            "scenario": "two-clusters-adapters",
+            "num-rounds": 4,
+            "local-steps": 5,
+            "batch-size": 8,
+            "data.max-length": 32,
+            "data.test-source": "test-300.en",
+            "lora.rank": 8,
+            "lora.alpha": 16,
+            "optimizer.lr": 1e-3,
+            # Noise needs that no norm is clipped.
+            "optimizer.clip-norm": 0,
+        },
+        score="perplexity",
+        clip=8.0,
+        gradient_clip=1.0,
+        config="smollm2",
+    ),
+}
+SPLITS = {
+    "server": {},
+    "cluster": {"split.labels": "cluster"},
+    "FedAvg": {"strategy": "FedAvg"},
+}
 ATTACKS = ("nearest", "linear", "learned")
 
 
 class Variant(NamedTuple):
-    """Change of a run's activations; a clip of 0: none."""
+    """A run of a task."""
 
-    clip: float
+    task: str
+    split: str
+    """Of :data:`SPLITS`."""
     noise: float
+    """Multiplier, on activations and on gradients of labels that stay; 0: neither clip nor noise."""
     seed: int
 
 
-def collapipe(*words: str) -> str:
-    """Run a command; returns what it printed."""
-    done = subprocess.run([sys.executable, "-m", "flower_app.cli", *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"collapipe {' '.join(words)} ended with {done.returncode}: {done.stderr[-2000:]}")
-    return done.stdout
+def variants(name: str, noise: Sequence[float], seeds: int) -> list[Variant]:
+    """Return a task's variants; noise only where activations are sent."""
+    splits = {split: noise if split == "server" or TASKS[name].gradient_clip else (0.0,) for split in SPLITS}
+    splits["FedAvg"] = (0.0,)
+    return [Variant(name, split, z, seed) for seed in range(seeds) for split, levels in splits.items() for z in levels]
 
 
 def measure(variant: Variant, sets: Sequence[str], rounds: int, tokens: int, folder: Path) -> dict[str, Any]:
     """Train one variant, and attack it; returns its line."""
-    run_dir = folder / f"noise-{variant.noise:g}-seed-{variant.seed}"
-    own = {"seed": variant.seed, "num-rounds": rounds, "evaluate-every": 0, "checkpoint-every": 0, "run-dir": run_dir}
-    if variant.clip:
-        own |= {"privacy.activation-clip": variant.clip, "privacy.activation-noise": variant.noise}
-    items = [word for text in (*sets, *(f"{k}={v}" for k, v in own.items())) for word in ("--set", text)]
+    task = TASKS[variant.task]
+    run_dir = folder / "-".join(map(str, variant))
+    keys = {**task.sets, **SPLITS[variant.split], "seed": variant.seed, "evaluate-every": 0, "checkpoint-every": 0}
+    if variant.noise:
+        keys |= {"privacy.activation-clip": task.clip, "privacy.activation-noise": variant.noise}
+    if variant.noise and variant.split == "cluster":
+        keys |= {"privacy.gradient-clip": task.gradient_clip, "privacy.gradient-noise": variant.noise}
+    keys |= {"num-rounds": rounds} if rounds else {}
     if not (run_dir / "summary.json").is_file():
-        collapipe("run", *items)
-    attack = (
-        "--noise",
-        f"{variant.noise:g}",
-        "--tokens",
-        str(tokens),
-        "--seed",
-        str(variant.seed),
-        "--cut-only",
-        "--json",
-    )
-    found = json.loads(collapipe("leakage", str(run_dir), *attack))
-    (level,) = found["levels"]
+        train(task.config, [*as_settings(keys), *sets], run_dir)
+    attack = ["--noise", f"{variant.noise:g}", "--tokens", str(tokens), "--seed", str(variant.seed), "--cut-only"]
+    reading = json.loads(collapipe("leakage", str(run_dir), *attack, "--json"))
+    (level,) = reading["levels"]
     (cut,) = level["depths"]
+    sends = variant.split == "server" or bool(task.gradient_clip and variant.split == "cluster")
     best = max(ATTACKS, key=lambda name: (cut[name]["top1"], cut[name]["top5"]))
     summary = json.loads((run_dir / "summary.json").read_text())
     return {
@@ -82,61 +140,69 @@ def measure(variant: Variant, sets: Sequence[str], rounds: int, tokens: int, fol
         "privacy": summary.get("privacy"),
         "metrics": summary["metrics"],
         "metrics_under_noise": level["metrics"],
-        "tokens_read": cut[best] | {"attack": best},
-        "attacks": {name: cut[name] for name in ATTACKS},
-        "without_looking": found["without_looking"],
-        "updates": found["updates"],
-        "membership": found["membership"],
-        "victims": found["victims"]["tokens"],
+        "tokens_read": cut[best] | {"attack": best} if sends else None,
+        "attacks": {name: cut[name] for name in ATTACKS} if sends else None,
+        "labels_read": reading["labels"][0] if sends and variant.split == "cluster" else None,
+        "without_looking": reading["without_looking"],
+        "updates": reading["updates"],
+        "membership": reading["membership"],
+        "victims": reading["victims"]["tokens"],
     }
 
 
-def epsilon(row: dict[str, Any]) -> float:
-    """Epsilon of one example; infinite without noise."""
+def epsilon(row: Mapping[str, Any]) -> float:
+    """Epsilon of one example's activations; infinite without noise."""
     return float(row["privacy"]["activations"]["epsilon"]) if row["privacy"] else math.inf
 
 
-def table(rows: Sequence[dict[str, Any]], metric: str) -> list[str]:
-    """Rows of Markdown: means over the seeds, and their spread."""
-
-    def cell(shares: Sequence[float]) -> str:
-        spread = f" ± {100 * statistics.stdev(shares):.1f}" if len(shares) > 1 else ""
-        return f"{100 * statistics.fmean(shares):.1f}{spread} %"
-
-    # Rows of older versions have none.
-    with_updates = all(row.get("updates") for row in rows)
+def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Rows of Markdown: means over the seeds, and the least and most of what is read."""
     lines = [
-        f"| noise | epsilon of an example | tokens read, first guess | first five | {metric} | {metric}, noise on |"
-        + " one example's update | a batch's | membership |" * with_updates,
-        "| --- | --- | --- | --- | --- | --- |" + " --- | --- | --- |" * with_updates,
+        "| task | labels | noise | epsilon | tokens read of activations | labels read | one example's update "
+        "| a batch's | membership | score | score, noise on |",
+        f"|{' --- |' * 11}",
     ]
-    levels = sorted({(bool(row["clip"]), row["noise"]) for row in rows})
-    for clipped, noise in levels:
-        own = [row for row in rows if (bool(row["clip"]), row["noise"]) == (clipped, noise)]
-        name = f"{noise:g}" if noise else f"0, clip {own[0]['clip']:g}" if clipped else "off"
-        spent = statistics.fmean(map(epsilon, own))
-        cells = [name, f"{spent:,.0f}" if math.isfinite(spent) else "none"]
-        cells += [cell([row["tokens_read"][top] for row in own]) for top in ("top1", "top5")]
-        cells += [cell([row[where][metric] for row in own]) for where in ("metrics", "metrics_under_noise")]
-        if with_updates:
-            # Of one step: of one example, and of a batch.
-            cells += [cell([row["updates"][which]["read"] for row in own]) for which in (0, -1)]
-            told = [row["membership"]["auc"] for row in own if "auc" in row["membership"]]
-            cells.append(f"{statistics.fmean(told):.2f}" if told else "-")
-        lines.append(f"| {' | '.join(cells)} |")
-    blind = [[row["without_looking"][top] for row in rows] for top in ("top1", "top5")]
-    guessed = " | ".join(cell(numbers) for numbers in blind)
-    return [*lines, f"| guessing without looking | 0 | {guessed} | | |" + " | | |" * with_updates]
+    for task in dict.fromkeys(row["task"] for row in rows):
+        of_task = [row for row in rows if row["task"] == task]
+        score = TASKS[task].score
+        for split, noise in dict.fromkeys((row["split"], row["noise"]) for row in of_task):
+            same = [row for row in of_task if (row["split"], row["noise"]) == (split, noise)]
+            spent = statistics.fmean(map(epsilon, same))
+            cells = [task, split, f"{noise:g}" if noise else "off", f"{spent:,.0f}" if math.isfinite(spent) else "none"]
+            if any(row["tokens_read"] is None for row in same):
+                told = [row["updates"][0]["labels"] for row in same]
+                cells += ["not sent", "not sent" if None in told else f"{_share(told)}, of one example's update"]
+            else:
+                cells.append(_share([row["tokens_read"]["top1"] for row in same]))
+                labels = [row["labels_read"] for row in same]
+                cells.append("all: they are sent" if None in labels else _share([each["top1"] for each in labels]))
+            # The update of one step: of one example, and of a batch.
+            cells += [_share([row["updates"][which]["read"] for row in same]) for which in (0, -1)]
+            cells.append(f"{statistics.fmean(row['membership']['auc'] for row in same):.2f}")
+            cells += [_mean([row[where][score] for row in same]) for where in ("metrics", "metrics_under_noise")]
+            lines.append(f"| {' | '.join(cells)} |")
+        blind = _share([row["without_looking"]["top1"] for row in of_task])
+        lines.append(f"| {task} | a guess without looking | | | {blind} |{' |' * 6}")
+    return lines
+
+
+def _share(shares: Sequence[float]) -> str:
+    """Write a mean, with the least and most where these differ."""
+    mean, least, most = (f"{100 * value:.1f}" for value in (statistics.fmean(shares), min(shares), max(shares)))
+    return f"{mean} %" if least == most else f"{mean} % ({least} to {most})"
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{statistics.fmean(values):.3g}" + (f" ± {statistics.stdev(values):.1g}" if len(values) > 1 else "")
 
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--task", choices=TASKS, default="classes")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets")
-    parser.add_argument("--noise", default="0,0.3,1,3", help="multipliers of the runs; 0: neither clip nor noise")
-    parser.add_argument("--clip", type=float, default=8.0, help="largest norm of an activation where there is noise")
-    parser.add_argument("--metric", default="accuracy", help="of the test set")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--noise", default="0,0.3,1", help="multipliers of the runs; 0: neither clip nor noise")
+    parser.add_argument("--rounds", type=int, default=0, help="0: those of the task")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=20_000, help="most tokens to learn the attack from, and to read")
     parser.add_argument("--out", type=Path, help="append each run's line to this file, and skip runs that it holds")
@@ -147,8 +213,8 @@ def arguments() -> argparse.Namespace:
         args.noise = [float(part) for part in args.noise.split(",")]
     except ValueError:
         parser.error(f"--noise: expected numbers with commas, such as 0,0.3; found {args.noise!r}")
-    if not args.noise or min(args.noise) < 0 or args.clip <= 0:
-        parser.error("--noise, --clip: expected multipliers of at least 0, and a clip above 0")
+    if not args.noise or min(args.noise) < 0:
+        parser.error("--noise: expected multipliers of at least 0")
     return args
 
 
@@ -157,23 +223,20 @@ def main() -> int:
     args = arguments()
     say = sys.stderr if args.json else sys.stdout
     rows = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out and args.out.exists() else []
-    done = {Variant(row["clip"], row["noise"], row["seed"]) for row in rows}
-    wanted = [Variant(args.clip if z else 0.0, z, seed) for seed in range(args.seeds) for z in args.noise]
+    measured = {Variant(*(row[name] for name in Variant._fields)) for row in rows}
     with tempfile.TemporaryDirectory(prefix="collapipe-leakage-") as folder:
-        for variant in wanted:
-            if variant in done:
+        for variant in variants(args.task, args.noise, args.seeds):
+            if variant in measured:
                 continue
-            row = measure(variant, [*DEFAULT_SETS, *args.sets], args.rounds, args.tokens, args.runs or Path(folder))
+            row = measure(variant, args.sets, args.rounds, args.tokens, args.runs or Path(folder))
             rows.append(row)
-            read, score = row["tokens_read"]["top1"], row["metrics"][args.metric]
-            text = f"noise {variant.noise:g}, seed {variant.seed}: {read:.1%} read, {args.metric} {score:.3f}"
-            print(text, file=sys.stderr, flush=True)
+            read = row["tokens_read"]["top1"] if row["tokens_read"] else 0.0
+            print(f"{variant}: {read:.1%} read, {row['metrics']}", file=sys.stderr, flush=True)
             if args.out:
                 args.out.parent.mkdir(parents=True, exist_ok=True)
                 with args.out.open("a") as file:
                     file.write(json.dumps(row) + "\n")
-    rows = [row for row in rows if Variant(row["clip"], row["noise"], row["seed"]) in wanted]
-    print("\n".join(table(rows, args.metric)), file=say)
+    print("\n".join(table(rows)), file=say)
     if args.json:
         print(json.dumps(rows))
     return 0

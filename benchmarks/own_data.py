@@ -15,25 +15,18 @@ import argparse
 import csv
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from commands import collapipe
+
 TEXTS = {"trec6": ("question", "test"), "toutiao": ("title", "dev")}
 """Name of a folder and of its tuned recipe -> the column of the texts, the held-out file."""
 WAYS = ("init", "tuned")
 ROWS = Path("docs/results/own-data/rows.jsonl")
-
-
-def collapipe(folder: Path, *words: str) -> None:
-    """Run a command in a folder."""
-    command = [sys.executable, "-m", "flower_app.cli", *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"collapipe {' '.join(words)} ended with {done.returncode}: {done.stderr[-2000:]}")
 
 
 def write_tables(source: Path, column: str, folder: Path) -> None:
@@ -50,7 +43,7 @@ def write_tables(source: Path, column: str, folder: Path) -> None:
 
 def predicted_share(folder: Path, held_out: str) -> float:
     """Predict a table with the newest run of a folder; returns the share of rows that are right."""
-    collapipe(folder, "predict", "latest", "--file", f"{held_out}.csv", "--out", "predicted.csv")
+    collapipe("predict", "latest", "--file", f"{held_out}.csv", "--out", "predicted.csv", folder=folder)
     with (folder / "predicted.csv").open(encoding="utf-8", newline="") as file:
         return statistics.fmean(row["prediction"] == row["kind"] for row in csv.DictReader(file))
 
@@ -62,11 +55,11 @@ def measure(name: str, how: str, seed: int, source: Path) -> dict[str, Any]:
         folder, started = Path(made), time.perf_counter()
         write_tables(source, column, folder)
         if how == "init":
-            collapipe(folder, "init", "train.csv")
-            collapipe(folder, "run", "--config", "collapipe.toml", "--set", f"seed={seed}")
+            collapipe("init", "train.csv", folder=folder)
+            collapipe("run", "--config", "collapipe.toml", "--set", f"seed={seed}", folder=folder)
             accuracy = predicted_share(folder, held_out)
         else:
-            collapipe(folder, "run", "--config", name, "--set", f"data.path={source}", "--set", f"seed={seed}")
+            collapipe("run", "--config", name, "--set", f"data.path={source}", "--set", f"seed={seed}", folder=folder)
             split = "test" if held_out == "test" else "validation"
             accuracy = None
         run_dir = (folder / "runs" / "latest").resolve()

@@ -15,30 +15,21 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from commands import as_settings, collapipe, train
+
 FIGURES = ("seconds", "uplink_bytes", "link_bytes", "memory_bytes")
-
-
-def collapipe(*words: str) -> str:
-    """Run a command; returns what it printed."""
-    done = subprocess.run([sys.executable, "-m", "flower_app.cli", *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"collapipe {' '.join(words)} ended with {done.returncode}: {done.stderr[-2000:]}")
-    return done.stdout
 
 
 def trial(config: str, sets: Sequence[str], pilot: int, rounds: int, run_dir: Path) -> dict[str, Any]:
     """Train a pilot, quote the rest, and train that; returns both sides of each figure."""
     keys = {"costs": "measured", "num-rounds": pilot, "evaluate-every": 0, "checkpoint-every": pilot}
-    settings = [*sets, *(f"{key}={value}" for key, value in keys.items()), f"run-dir={run_dir}"]
-    words = [word for setting in settings for word in ("--set", setting)]
-    collapipe("run", *(("--config", config) if config else ()), *words)
+    train(config, [*sets, *as_settings(keys)], run_dir)
     more = ("--set", f"num-rounds={rounds}")
     quoted = json.loads(collapipe("quote", "--after", str(run_dir), *more, "--json"))
     collapipe("run", "--resume", str(run_dir), *more)

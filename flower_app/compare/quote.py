@@ -23,7 +23,9 @@ from client_pipeline.system.scenario import Scenario
 from flower_app.compare.columns import four_digits
 from flower_app.config.run_config import RunConfig
 from flower_app.config.strategy_choice import make_planner, work_of
+from flower_app.tasks.data.data_split import weighted_split
 from flower_app.training.network import training_scenario
+from strategies.decoder.kept_activations import LEAST_ENTRY
 from strategies.dssda.instance import Instance
 from strategies.dssda.round_problem import round_instance
 from strategies.dssda.shadow_prices import Plan, Price, shadow_prices
@@ -120,13 +122,18 @@ def quote(config: RunConfig, changes: Sequence[Change] = (), with_prices: bool =
             f"= {config.strategy}, policy = {config.policy}, plan = {config.plan!r}; leave --prices or these keys out"
         )
     # Costs that the scenario prints need no data, no task, and no torch.
-    spec = None
-    if config.costs == "model":
+    spec, sizes = None, list[int]()
+    if config.costs == "model" or config.compression.cache_gb:
         from flower_app.training.prepared_run import prepare_task
 
-        spec = prepare_task(config)[1].spec
+        run_task, prepared, num_clusters = prepare_task(config)
+        spec = prepared.spec if config.costs == "model" else None
     scenario = network_of(config, spec)
-    rounds = _rounds(config, scenario, config.num_rounds)
+    if config.compression.cache_gb:
+        data = weighted_split(config.data, scenario.data_shares)
+        tokenizer = prepared.tokenizer_json
+        sizes = [len(run_task.cluster_data(data, tokenizer, n, num_clusters, config.seed)) for n in range(num_clusters)]
+    rounds = _rounds(config, scenario, config.num_rounds, sizes)
     document = _sums(rounds) | {"boxes": boxes_of_rounds(rounds, scenario), "bottlenecks": _bottlenecks(config, rounds)}
     # The same powers as by convex programs, in a fraction of the time.
     exact = replace(config, planner=replace(config.planner, power_control="exact"))
@@ -135,7 +142,7 @@ def quote(config: RunConfig, changes: Sequence[Change] = (), with_prices: bool =
 
     def effect(text: str, changed: RunConfig, network: Scenario) -> dict[str, Any]:
         try:
-            seconds = sum(record["latency_s"] for _, record in _rounds(changed, network, len(compared)))
+            seconds = sum(record["latency_s"] for _, record in _rounds(changed, network, len(compared), sizes))
         except InfeasibleRound as error:
             return {"change": text, "saves": None, "reason": str(error)}
         return {"change": text, "saves": 1 - seconds / before}
@@ -248,15 +255,35 @@ def network_of(config: RunConfig, spec: ModelSpec | None) -> Scenario:
     return scenario.first(config.num_clusters or scenario.num_clusters)
 
 
-def _rounds(config: RunConfig, scenario: Scenario, num_rounds: int) -> list[tuple[Decision, dict[str, Any]]]:
-    """Plan rounds; returns each one's decision, and its costs as a run records them."""
+def _rounds(
+    config: RunConfig, scenario: Scenario, num_rounds: int, sizes: Sequence[int] = ()
+) -> list[tuple[Decision, dict[str, Any]]]:
+    """Plan rounds; returns each one's decision, and its costs as a run records them.
+
+    Of a cluster with so many examples the first epoch's activations alone are computed and sent, if the server has room
+    for all; without sizes, those of every step.
+    """
     planner, work = make_planner(config, scenario), work_of(config)
     assert planner is not None
     losses, found = LossTrace(scenario.num_clusters, scenario.seed), []
+    each = config.batch_size * config.gradient_accumulation
+    new_steps = [size / each if _fits(config, scenario, size) else math.inf for size in sizes]
     for number in range(1, num_rounds + 1):
         decision, gamma = plan_and_settle(planner, number, losses.round(number))
-        found.append((decision, costs_record(decision, round_costs(decision, work), gamma, scenario)))
+        computed = {n: min(steps, config.local_steps) for n, steps in enumerate(new_steps) if decision.selected[n]}
+        for n, steps in computed.items():
+            new_steps[n] -= steps
+        costs = round_costs(decision, work, computed=computed)
+        found.append((decision, costs_record(decision, costs, gamma, scenario)))
     return found
+
+
+def _fits(config: RunConfig, scenario: Scenario, size: int) -> bool:
+    """Return whether the server has room for what so many examples send, as the costs count it."""
+    costs = scenario.costs
+    examples = config.local_steps * config.batch_size * config.gradient_accumulation
+    sent = (costs.upload_time_bits - costs.upload_energy_bits) / 8 / examples
+    return size * max(sent, LEAST_ENTRY) <= config.compression.cache_gb * 2**30
 
 
 def plan_and_settle(planner: RoundPlanner, number: int, losses: list[float]) -> tuple[Decision, Array]:

@@ -17,6 +17,7 @@ import tomli_w
 from rich.table import Table
 
 from client_pipeline import durable
+from client_pipeline.counted import counted
 from flower_app.compare.columns import four_digits
 from flower_app.compare.trained import compare_training
 from flower_app.config.run_config import RunConfig, nested
@@ -26,7 +27,8 @@ from flower_app.runs.run_directory import read_rounds, read_summary
 from flower_app.training.early_stopping import LOWER_IS_BETTER
 
 BEST, ROWS = "best.toml", "sweep.csv"
-_OF_A_RUN = ("run-dir", "runs-dir", "resume", "seed", "scenario-seed")
+_OF_A_RUN = ("run-dir", "runs-dir", "resume")
+_DRAWN_BY = ("seed", "scenario-seed")
 _MOST = 1_000
 """Runs of a sweep."""
 
@@ -91,7 +93,10 @@ def sweep(
             f"sweep: no run has a validation score {metric}; set evaluate-every above 0, or selection.metric to one of "
             "the task's; where all have diverged, lower the rates"
         )
-    best = (min if metric in LOWER_IS_BETTER else max)(known, key=lambda row: row["validation"])
+    # A combination that diverged with one seed is no better for the others.
+    fewest = min(row["unscored"] for row in known)
+    sound = [row for row in known if row["unscored"] == fewest]
+    best = (min if metric in LOWER_IS_BETTER else max)(sound, key=lambda row: row["validation"])
     flat = {key: value for key, value in configs[best["name"]].to_flat().items() if key not in _OF_A_RUN}
     durable.write_text(out / BEST, tomli_w.dumps(nested(flat)))
     with (out / ROWS).open("w", newline="", encoding="utf-8") as file:
@@ -116,7 +121,7 @@ def _edges(configs: Mapping[str, RunConfig], best: str) -> list[str]:
     for key, value in configs[best].to_flat().items():
         values = [flat[key] for flat in tried]
         numbers = [each for each in values if isinstance(each, int | float) and not isinstance(each, bool)]
-        if key in _OF_A_RUN or len(numbers) < len(values) or min(numbers) == max(numbers):
+        if key in _DRAWN_BY or len(numbers) < len(values) or min(numbers) == max(numbers):
             continue
         for edge, word in ((min(numbers), "lowest"), (max(numbers), "highest")):
             # Nothing lies below 0.
@@ -138,6 +143,7 @@ def _figures(metric: str, folders: Sequence[Path]) -> dict[str, Any]:
         "validation_deviation": statistics.stdev(of_validation) if len(of_validation) > 1 else None,
         "test": statistics.fmean(of_test) if of_test else None,
         "test_deviation": statistics.stdev(of_test) if len(of_test) > 1 else None,
+        "unscored": len(runs) - len(of_validation),
         "runs": runs,
     }
 
@@ -145,7 +151,12 @@ def _figures(metric: str, folders: Sequence[Path]) -> dict[str, Any]:
 def sweep_table(found: Mapping[str, Any]) -> Table:
     """Return a row for each combination: means and standard deviations over the seeds."""
     best = f"best: {found['best']}; as a configuration: {found['config']}"
-    table = Table(box=None, caption="\n".join([best, *found["edges"]]))
+    diverged = [
+        f"{row['name']}: {counted(row['unscored'], 'seed')} of {found['seeds']} without a score"
+        for row in found["rows"]
+        if row["unscored"]
+    ]
+    table = Table(box=None, caption="\n".join([best, *found["edges"], *diverged]))
     for column in ("", f"validation {found['metric']}", "±", f"test {found['metric']}", "±"):
         table.add_column(column, justify="right" if column else "left")
     for row in found["rows"]:

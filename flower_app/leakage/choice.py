@@ -2,14 +2,17 @@
 
 Settings are where the model is cut, how its activations are sent, and with what noise. A half of the validation set is
 the attacker's text, the other is read; the setting that is chosen is tried once more on the test set, which has chosen
-nothing. The bound is one against these attacks, and no proof against others.
+nothing. The bound is one against these attacks, and no proof against others. Where labels stay in the clusters, their
+gradients get the same noise, and what is read from these counts, too; where they are text, the server must not be sent
+them. What updates tell is said beside the choice: no setting of activations hides it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,20 @@ from client_pipeline.counted import counted
 from client_pipeline.families.hugging_face import CLUSTER_TAIL, SERVER_LAYERS
 from client_pipeline.families.registry import family_named, is_decoder_only
 from client_pipeline.link.activation_codec import ActivationCodec
-from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.partition.spec import SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION, ModelSpec
 from flower_app.config.run_config import RunConfig
 from flower_app.config.strategy_choice import check_first_round, make_planner, work_of
-from flower_app.leakage.measurement import ATTACKS, LeakageRequest, Observation, Say, attack, observe, scored
+from flower_app.leakage.measurement import (
+    ATTACKS,
+    LeakageRequest,
+    Observation,
+    Say,
+    attack,
+    label_attack,
+    observe,
+    scored,
+    update_attacks,
+)
 from flower_app.runs.run_directory import CONFIG, find_run
 from flower_app.saved_model import SavedModel, load_model
 from flower_app.tasks.base import task
@@ -55,8 +68,10 @@ class Trial:
     setting: Setting
     clip: float | None
     """As ``privacy.activation-clip``; None: none."""
+    gradient_clip: float | None
+    """As ``privacy.gradient-clip``; None: none, or labels do not stay."""
     read: dict[str, float]
-    """Share of the tokens that each attack names with its first guess."""
+    """Share of the tokens, and of the labels that stay, that each attack names with its first guess."""
     round_s: float
     """Virtual time of the first round [s]."""
     loss: float | None = None
@@ -103,18 +118,33 @@ def choose_setting(
             "privacy.max-readable in the run's configuration"
         )
     model = load_model(run_dir, config.model.family)
-    if not config.traits.decoder_on_server or model.spec.config.get(CLUSTER_TAIL):
+    if not config.traits.decoder_on_server:
         raise ValueError(
-            "--choose: expected a run whose server is sent activations and labels, found strategy = "
-            f"{config.strategy}, split.labels = {config.split.labels}"
+            f"--choose: expected a run whose server is sent activations, found strategy = {config.strategy}, "
+            f"split.labels = {config.split.labels}"
+        )
+    stay = bool(model.spec.config.get(CLUSTER_TAIL))
+    if not stay and model.spec.head not in (SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION):
+        raise ValueError(
+            f"--choose: the labels of task.name = {config.task.name} are text, and the server is sent all of it; set "
+            "split.labels = cluster, train again, and choose for that run"
         )
     evaluator = task(config.task).evaluator(config.data, model.tokenizer_json)
-    auxiliary, read = (validation := observe(model, evaluator, "validation", request.most_tokens)).halves()
+    validation = observe(model, evaluator, "validation", request.most_tokens, with_labels=stay)
+    auxiliary, read = validation.halves()
 
-    def tried(setting: Setting, auxiliary: Observation, victims: Observation, seconds: float) -> Trial:
+    @cache
+    def labels_told(noise: float) -> tuple[float, float | None]:
+        """Share of the validation set's labels that are read, and the clip."""
+        found = label_attack(model, validation, noise, config, request.seed)
+        return found["top1"], found["clip"]
+
+    def tried(setting: Setting, seconds: float) -> Trial:
         codec = ActivationCodec(setting.codec)
-        found = attack(model, auxiliary, victims, setting.cut, setting.noise, config, request, codec)
-        return Trial(setting, found["clip"], {name: found[name]["top1"] for name in ATTACKS}, seconds)
+        found = attack(model, auxiliary, read, setting.cut, setting.noise, config, request, codec)
+        told, gradient_clip = labels_told(setting.noise) if stay else (0.0, None)
+        shares = {name: found[name]["top1"] for name in ATTACKS} | ({"labels": told} if stay else {})
+        return Trial(setting, found["clip"], gradient_clip, shares, seconds)
 
     trials: list[Trial] = []
     unplanned: dict[int, str] = {}
@@ -126,7 +156,7 @@ def choose_setting(
                 unplanned[cut] = str(error)
                 continue
             for noise in sorted(request.noise):
-                trial = tried(Setting(cut, codec, noise), auxiliary, read, seconds)
+                trial = tried(Setting(cut, codec, noise), seconds)
                 if trial.worst <= bound:
                     seen = (noise, trial.clip, request.seed)
                     metrics = scored(model, evaluator, *seen, cut=cut, codec=ActivationCodec(codec), split="validation")
@@ -147,19 +177,39 @@ def choose_setting(
     best = min(trial.loss for trial in fitting if trial.loss is not None)
     near = [trial for trial in fitting if trial.loss is not None and trial.loss <= NEAR_BEST * best]
     chosen = min(near, key=lambda trial: (trial.round_s, trial.loss))
-    victims = observe(model, evaluator, "test", request.most_tokens)
-    held_out = tried(chosen.setting, validation, victims, chosen.round_s)
+    victims = observe(model, evaluator, "test", request.most_tokens, with_labels=stay)
+    held_out = _on_other_text(model, chosen, validation, victims, config, request)
     choice = {
         "max_readable": bound,
-        "attacks": list(ATTACKS),
+        "attacks": list(chosen.read),
         "settings": _keys(model.spec, chosen),
         "chosen": asdict(chosen),
-        "held_out": {"split": "test", "tokens": len(victims.tokens(0)), "read": held_out.read},
-        "holds": held_out.worst <= bound,
+        "held_out": {"split": "test", "tokens": len(victims.tokens(0)), "read": held_out},
+        "holds": max(held_out.values()) <= bound,
+        "updates": update_attacks(model, config, victims),
         "trials": [asdict(trial) for trial in trials],
     }
     durable.write_text(run_dir / RECORD, json.dumps(choice, indent=1))
     return choice
+
+
+def _on_other_text(
+    model: SavedModel,
+    chosen: Trial,
+    auxiliary: Observation,
+    victims: Observation,
+    config: RunConfig,
+    request: LeakageRequest,
+) -> dict[str, float]:
+    """Return what each attack reads of text that has chosen nothing, under the very setting that is written."""
+    setting, asked = chosen.setting, replace(request, clip=chosen.clip or 0.0)
+    codec = ActivationCodec(setting.codec)
+    found = attack(model, auxiliary, victims, setting.cut, setting.noise, config, asked, codec)
+    read = {name: found[name]["top1"] for name in ATTACKS}
+    if victims.label_rows:
+        clip = chosen.gradient_clip or 0.0
+        read["labels"] = label_attack(model, victims, setting.noise, config, request.seed, clip)["top1"]
+    return read
 
 
 def _cuts(spec: ModelSpec) -> list[int]:
@@ -192,6 +242,8 @@ def _keys(spec: ModelSpec, trial: Trial) -> dict[str, Any]:
         keys["model.decoder-layers"] = _server_layers(spec, trial.setting.cut)
     if trial.clip is not None:
         keys |= {"privacy.activation-clip": trial.clip, "privacy.activation-noise": trial.setting.noise}
+    if trial.gradient_clip is not None:
+        keys |= {"privacy.gradient-clip": trial.gradient_clip, "privacy.gradient-noise": trial.setting.noise}
     return keys
 
 
@@ -220,6 +272,14 @@ def choice_table(choice: dict[str, Any]) -> Table:
     )
     table.caption = (
         f"{keys}. On the test set, which has chosen nothing, {100 * held_out:.1f} % are read: the bound "
-        f"{'holds' if choice['holds'] else 'does not hold; lower --max-readable'}. It is one against these attacks."
+        f"{'holds' if choice['holds'] else 'does not hold; lower --max-readable'}. It is one against these attacks"
+        f"{_beside(choice['updates'])}."
     )
     return table
+
+
+def _beside(updates: Sequence[Mapping[str, Any]]) -> str:
+    """Say what the updates tell, whatever the setting."""
+    texts = [f"{100 * each['read']:.0f} % with {counted(each['examples'], 'example')}" for each in updates]
+    beside = "; no setting of activations hides what the update of one step of SGD names of its batch's tokens, "
+    return f"{beside}{', '.join(texts)}: privacy.update-noise does" if texts else ""

@@ -112,6 +112,8 @@ class Observation:
     most: int
     parts: ModelParts | None = None
     """Model whose labels stay in the clusters: what the server is sent of them is kept, too."""
+    ends_only: bool = False
+    """Keep activations before the first TEB and after the last alone."""
     depths: list[list[Tensor]] = field(default_factory=list)
     ids: list[Tensor] = field(default_factory=list)
     places: list[Tensor] = field(default_factory=list)
@@ -131,8 +133,9 @@ class Observation:
         self.places.append(places[token_mask])
         self.lengths.append(mask.sum(dim=1))
         self.depths = self.depths or [[] for _ in depths]
-        for seen, hidden in zip(self.depths, depths, strict=True):
-            seen.append(hidden[token_mask].float())
+        for number, (seen, hidden) in enumerate(zip(self.depths, depths, strict=True)):
+            if not self.ends_only or number in (0, len(depths) - 1):
+                seen.append(hidden[token_mask].float())
         if self.parts is not None and sum(len(rows[0]) for rows in self.label_rows) < _MOST_LABELS:
             self.label_rows.append(label_rows(self.parts, batch, depths[-1]))
         if sum(map(len, self.ids)) >= self.most:
@@ -146,10 +149,13 @@ class Observation:
     def halves(self) -> tuple[Observation, Observation]:
         """Split the tokens in two, the text of one before that of the other."""
         num_tokens = len(self.tokens(0))
+        for pieces in (*self.depths, self.ids, self.places):
+            # In one piece: the halves are views of it.
+            pieces[:] = [torch.cat(pieces)]
         first, second = (Observation(self.marks, num_tokens) for _ in range(2))
         for half, part in ((first, slice(None, num_tokens // 2)), (second, slice(num_tokens // 2, num_tokens))):
-            half.depths = [[torch.cat(pieces)[part]] for pieces in self.depths]
-            half.ids, half.places = [torch.cat(self.ids)[part]], [torch.cat(self.places)[part]]
+            half.depths = [[whole[part]] for (whole,) in self.depths]
+            half.ids, half.places = [self.ids[0][part]], [self.places[0][part]]
         return first, second
 
 
@@ -171,8 +177,9 @@ def measure_leakage(
     model = load_model(run_dir, config.model.family)
     evaluator = task(config.task).evaluator(config.data, model.tokenizer_json)
     stay = bool(model.spec.config.get(CLUSTER_TAIL))
-    auxiliary = observe(model, evaluator, "validation", request.most_tokens)
-    victims = observe(model, evaluator, "test", request.most_tokens, with_labels=stay)
+    most, ends_only = request.most_tokens, request.cut_only
+    auxiliary = observe(model, evaluator, "validation", most, ends_only=ends_only)
+    victims = observe(model, evaluator, "test", most, with_labels=stay, ends_only=ends_only)
     num_depths = len(auxiliary.depths)
     report: dict[str, Any] = {
         "run_dir": str(run_dir),
@@ -182,7 +189,7 @@ def measure_leakage(
         "depth_of_the_cut": num_depths - 1,
         "without_looking": asdict(inversion.blind(auxiliary.tokens(0), victims.tokens(0))),
         "membership": _membership(model, config, victims.batches, request.seed),
-        "updates": _update_attacks(model, config, victims),
+        "updates": update_attacks(model, config, victims),
         "levels": [],
     }
     run_noise = [config.privacy.activation_noise] if config.privacy.on_activations else []
@@ -196,7 +203,7 @@ def measure_leakage(
     if stay:
         run_noise = [config.privacy.gradient_noise] if config.privacy.on_gradients else []
         levels = sorted({*request.noise, *run_noise})
-        report["labels"] = [_label_attack(model, victims, noise, config, request) for noise in levels]
+        report["labels"] = [label_attack(model, victims, noise, config, request.seed) for noise in levels]
     return report
 
 
@@ -207,13 +214,15 @@ def _membership(model: SavedModel, config: RunConfig, others: Sequence[Batch], s
         num_clusters = config.num_clusters or network.num_clusters
         data = weighted_split(config.data, network.first(num_clusters).data_shares)
         load = partial(task(config.task).cluster_data, data, model.tokenizer_json)
-        clusters = [load(cluster, num_clusters, config.seed) for cluster in range(num_clusters)]
+        # Of separate models the first one is attacked.
+        trained_on = range(num_clusters if config.traits.averages else 1)
+        clusters = [load(cluster, num_clusters, config.seed) for cluster in trained_on]
     except (OSError, ValueError) as error:
         return {"error": str(error)}
     return asdict(tell_members(model.parts, clusters, others, seed))
 
 
-def _update_attacks(model: SavedModel, config: RunConfig, victims: Observation) -> list[dict[str, Any]]:
+def update_attacks(model: SavedModel, config: RunConfig, victims: Observation) -> list[dict[str, Any]]:
     """The attack on the update of one step, of one example and of as many as the run's batches have."""
     if not config.traits.uploads:
         return []
@@ -229,17 +238,20 @@ def _update_attacks(model: SavedModel, config: RunConfig, victims: Observation) 
     return readings
 
 
-def _label_attack(
-    model: SavedModel, victims: Observation, noise: float, config: RunConfig, request: LeakageRequest
+def label_attack(
+    model: SavedModel, victims: Observation, noise: float, config: RunConfig, seed: int, clip: float = 0.0
 ) -> dict[str, Any]:
-    """The attack on labels by the gradients of the server's states, with that noise on these."""
+    """The attack on labels by the gradients of the server's states, with that noise on these.
+
+    ``clip`` is as ``privacy.gradient-clip``; 0: the run's own, or the norm that half of the gradients stay under.
+    """
     states, gradients, labels = (torch.cat(pieces)[:_MOST_LABELS] for pieces in zip(*victims.label_rows, strict=True))
-    clip = request.clip or config.privacy.gradient_clip or float(gradients.norm(dim=1).median())
-    is_clipped = noise > 0 or request.clip > 0 or config.privacy.on_gradients
+    clip = clip or config.privacy.gradient_clip or float(gradients.norm(dim=1).median())
+    is_clipped = noise > 0 or config.privacy.on_gradients
     if is_clipped:
-        privacy = PrivacyConfig(gradient_clip=clip, gradient_noise=noise, seed=request.seed)
+        privacy = PrivacyConfig(gradient_clip=clip, gradient_noise=noise, seed=seed)
         mask = torch.ones(1, len(gradients), dtype=torch.bool)
-        gradients = private_gradient(gradients[None], mask, privacy, NoiseSource(request.seed), "labels")[0]
+        gradients = private_gradient(gradients[None], mask, privacy, NoiseSource(seed), "labels")[0]
     found = read_labels(cast(nn.Module, model.parts.embedding.tail), states, gradients, labels)
     frequent = labels.bincount().argsort(descending=True)[: inversion.TOP]
     guessed = inversion.Recovered.of(frequent.expand(len(labels), -1), labels)
@@ -253,11 +265,19 @@ def _label_attack(
     }
 
 
-def observe(model: SavedModel, evaluator: Evaluator, split: str, most: int, with_labels: bool = False) -> Observation:
+def observe(
+    model: SavedModel,
+    evaluator: Evaluator,
+    split: str,
+    most: int,
+    *,
+    with_labels: bool = False,
+    ends_only: bool = False,
+) -> Observation:
     """Run a model over a split until enough tokens are seen; ``with_labels``: what is sent of labels that stay, too."""
     tokenizer = TextTokenizer.from_json(model.tokenizer_json)
     marks = frozenset({tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id})
-    observation = Observation(marks, most, model.parts if with_labels else None)
+    observation = Observation(marks, most, model.parts if with_labels else None, ends_only)
     try:
         evaluator.evaluate(ObservedParts.of(model.parts, look=observation.look), split)
     except _Enough:
@@ -367,6 +387,8 @@ def leakage_table(report: dict[str, Any]) -> Table:
         table.caption += (
             f" Tokens that the update of one step of SGD names, by the examples of its batch: {', '.join(texts)}."
         )
+        if (told := report["updates"][0]["labels"]) is not None:
+            table.caption += f" Of one example it names the label, too: {100 * told:.0f}%."
     if labels := report.get("labels"):
         guessed = labels[0]["without_looking"]
         texts = [f"{each['noise']:g}: {100 * each['top1']:.0f} / {100 * each['top5']:.0f}%" for each in labels]

@@ -8,6 +8,9 @@ the tokens of the batch alone.
 
 Adapters' matrices A that read the same x have r dimensions each: of more tokens than all of these single ones cannot be
 told.
+
+Where a classifier's head is in the update, too, its output's bias names labels: its gradient is the mean of p - e_y,
+which is negative for labels of the batch alone.
 """
 
 from __future__ import annotations
@@ -20,10 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from client_pipeline.families.registry import family_named
 from client_pipeline.link.privacy import NoiseSource, private_update
 from client_pipeline.link.privacy_config import PrivacyConfig
 from client_pipeline.partition.parts import IGNORED_LABEL, Batch, ModelParts, target_weight, targets
-from client_pipeline.partition.spec import SEQ2SEQ
+from client_pipeline.partition.spec import CLASSIFIERS, SEQ2SEQ
 
 _CHUNK = 512
 _NEAR = 0.1
@@ -49,6 +53,9 @@ class ReadUpdate:
     """The same of the embedding's rows."""
     wrong: float
     """Share of what either names that was not in the batch."""
+    labels: float | None
+    """Share of a classifier's different labels in the batch that the head's update names, likewise; None where no head
+    is in it."""
 
     @property
     def read(self) -> float:
@@ -93,6 +100,8 @@ def read_update(
         by_span, rank, width = _named_by_span(parts, start, change, batch, vocabulary, lr)
     by_span -= marks
     named = by_rows | by_span
+    labels = set(batch["labels"][batch["labels"] != IGNORED_LABEL].tolist())
+    biases = _output_biases(parts, {name: (start[name] - trained[name]) / lr for name in trained})
     return ReadUpdate(
         examples=len(batch["input_ids"]),
         tokens=len(there),
@@ -101,6 +110,17 @@ def read_update(
         by_span=_share(by_span, there),
         by_rows=_share(by_rows, there),
         wrong=len(named - there) / max(len(named), 1),
+        labels=_share(set((biases < 0).nonzero()[:, 0].tolist()), labels) if biases is not None else None,
+    )
+
+
+def _output_biases(parts: ModelParts, change: Mapping[str, Tensor]) -> Tensor | None:
+    """Return the gradient of a classifier's last bias, with one number for each class."""
+    if parts.spec.head not in CLASSIFIERS:
+        return None
+    shape = (family_named(parts.spec.family).num_classes(parts.spec),)
+    return next(
+        (v for name, v in reversed(list(change.items())) if name.startswith("head.") and v.shape == shape), None
     )
 
 

@@ -29,6 +29,8 @@ class Sent:
     """Activations that the server has received of one cluster."""
 
     examples: int = 0
+    recalled: int = 0
+    """Examples whose activations were here already (``compression.cache-gb``): no further release."""
     tokens: int = 0
     longest: int = 0
     """Tokens of its longest example."""
@@ -160,9 +162,13 @@ class PrivacyAccountant:
         return self.sent.get(cluster, Sent())
 
     def _uses(self, cluster: int) -> int:
-        """Return how often an example of a cluster may have been sent: an epoch shows each once."""
-        seen = self._of(cluster)
-        return math.ceil(seen.examples / self.num_examples[cluster]) + seen.repeats
+        """Return how often an example of a cluster may have been sent: an epoch shows each once.
+
+        Of examples that are kept, others may have had no room, and come again in each epoch.
+        """
+        seen, num_examples = self._of(cluster), self.num_examples[cluster]
+        epochs = math.ceil((seen.examples + seen.recalled) / num_examples)
+        return min(epochs, max(seen.examples - num_examples, 0) + 1) + seen.repeats
 
     def _updates(self, releases: int) -> float:
         return self._spent(4 * releases / self.config.update_noise**2)

@@ -379,6 +379,7 @@ class DecoderService:
         sent = self.sent.setdefault(cluster, Sent())
         sent.count_step(header["micro_batch"], len(names))
         self.limits.check_examples(sent.step_examples)
+        sent.recalled += len(names)
         return self._batch(Frame(header, self.kept.get(cluster, names)), cluster)
 
     def _micro_batch(self, frame: Frame, cluster: int) -> MicroBatch:

@@ -1,9 +1,11 @@
-"""Records of the traffic between test machines, taken on their bridge."""
+"""Records of traffic: between test machines, taken on their bridge; and between the programs of this one."""
 
 import contextlib
 import signal
 import subprocess
 import sys
+
+import pytest
 
 from helpers.patience import eventually
 from helpers.signals import default_signals
@@ -50,3 +52,17 @@ def found_in(files, patterns):
     """Return the names of those bytes that stand in the records."""
     records = [file.read_bytes() for file in files]
     return {name for name, pattern in patterns.items() if any(pattern in record for record in records)}
+
+
+@contextlib.contextmanager
+def recorded_loopback(file):
+    """Record all that programs of this machine send each other over TCP, UDP and the like; ``file`` gets it."""
+    program = subprocess.Popen([sys.executable, "-c", _PROGRAM, "lo", str(file)], preexec_fn=default_signals)
+    try:
+        eventually(lambda: file.exists() or program.poll() is not None)
+        if program.poll() is not None:
+            pytest.skip("recording packets needs the right to (CAP_NET_RAW)")
+        yield
+    finally:
+        program.terminate()
+        program.wait(120)

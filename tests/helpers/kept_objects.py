@@ -308,7 +308,7 @@ def fill_strategy(made):
 
 def fill_accountant(made):
     made.updates = {0: 2, 2: 5}
-    made.sent = {1: Sent(examples=3, tokens=40, longest=20, repeats=2, step=(4, 1), step_examples=3)}
+    made.sent = {1: Sent(examples=3, recalled=5, tokens=40, longest=20, repeats=2, step=(4, 1), step_examples=3)}
 
 
 def fill_selection(made):

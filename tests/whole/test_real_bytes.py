@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from client_pipeline.families.families import build_parts
+from client_pipeline.families.pretrained import with_tail
 from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.compression import CompressionConfig
 from client_pipeline.link.update_codec import update_codec
@@ -17,6 +18,7 @@ from strategies.records import ARRAYS, reply_content, to_tensors
 
 ADAMW = OptimizerConfig(name="adamw", lr=0.01)
 STEPS = 2
+LABELS_STAY = with_tail(tiny_spec("llama", "causal-lm", dropout=0.0), {}, True)[0]
 CASES = {
     "plain translation": (CLASSIC, {}),
     # A family whose TEBs are not alike.
@@ -29,6 +31,9 @@ CASES = {
         replace(tiny_spec("bert", "token-classification"), lora=LoraConfig(rank=2)),
         {"update": "top-k"},
     ),
+    # The gradients of the server's states go up, too, and no labels.
+    "labels that stay": (LABELS_STAY, {}),
+    "labels that stay, int8": (LABELS_STAY, {"activations": "int8"}),
 }
 
 

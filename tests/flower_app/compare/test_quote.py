@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from client_pipeline.link.compression import CompressionConfig
+from flower_app import train
 from flower_app.cli.main import app
 from flower_app.compare.quote import quote, quote_text, read_change, read_changes
 from flower_app.config.run_config import RunConfig
+from flower_app.config.sources import load_config
 from flower_app.training.network import training_scenario
+from helpers.command_line import TINY
 from strategies.planning.dry_run import plan_rounds
 from strategies.planning.planner import InfeasibleRound
 from strategies.planning.policies import make_policy
@@ -193,3 +197,20 @@ def test_what_cannot_be_quoted_is_refused(values, message):
 def test_prices_are_of_the_certified_planner_alone(values):
     with pytest.raises(ValueError, match="--prices: expected the certified planner .*; leave --prices"):
         quote(RunConfig.from_flat(QUICK | values), with_prices=True)
+
+
+@pytest.mark.slow
+def test_of_activations_that_are_kept_one_epoch_is_quoted_as_the_run_then_took(tmp_path):
+    frozen = {"model.trainable": "lora", "lora.first-block": 4, "compression.cache-gb": 0.1, "model.family": "llama"}
+    more = {"task.name": "causal-lm", "scenario": "two-clusters", "num-rounds": 5, "local-steps": 5, "batch-size": 10}
+    values = TINY | frozen | more | {"costs": "model", "run-dir": str(tmp_path / "run")}
+    config = load_config(None, [f"{key}={value}" for key, value in values.items()])
+    document, every = quote(config), quote(replace(config, compression=CompressionConfig()))
+    run = train(None, values)
+    lines = [line["virtual"] for line in run.rounds]
+    assert document["seconds"] == pytest.approx(sum(line["latency_s"] for line in lines), rel=1e-9)
+    assert document["joules"] == pytest.approx(sum(line["energy_j"] for line in lines), rel=1e-9)
+    sent = [sum(cluster["uplink_bytes"] for cluster in line["clusters"] if cluster["selected"]) for line in lines]
+    assert document["uplink_bytes"] == pytest.approx(sum(sent), rel=1e-9)
+    # Of 150 examples in each cluster three rounds send all, the two after them the updates alone.
+    assert sent[0] == sent[2] > 2 * sent[3] and document["uplink_bytes"] < 0.75 * every["uplink_bytes"]

@@ -1,15 +1,16 @@
 """``collapipe sweep``: the combinations, what is refused, and the best of them as a configuration."""
 
 import csv
+import json
 
 import pytest
 from typer.testing import CliRunner
 
 from flower_app.cli.main import app
 from flower_app.compare import trained
-from flower_app.compare.sweep import BEST, ROWS, combinations, sweep
+from flower_app.compare.sweep import BEST, ROWS, combinations, sweep, sweep_table
 from flower_app.config.sources import load_config
-from flower_app.runs.run_directory import FINISHED, append_round, write_summary
+from flower_app.runs.run_directory import FINISHED, ROUNDS, append_round, write_summary
 from helpers.fake_series import FakeLauncher, fake_round
 
 OVER = ["optimizer.lr=0.001,0.002", "optimizer.clip-norm=1,2"]
@@ -69,7 +70,8 @@ def test_what_cannot_be_swept_is_refused_before_anything_starts(tmp_path, over, 
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", ["loss", "bleu"])
 def test_the_best_by_validation_is_a_configuration_that_runs(tmp_path, metric):
-    found = swept(tmp_path, [*SETS, f"selection.metric={metric}", "name=mine"])
+    given = [*SETS, f"selection.metric={metric}", "name=mine", "scenario-seed=5"]
+    found = swept(tmp_path, given)
     assert found["best"] == "optimizer.lr=0.002 optimizer.clip-norm=1"
     assert found["edges"] == [
         "optimizer.lr = 0.002 is the highest that was tried; the best may lie beyond",
@@ -83,13 +85,15 @@ def test_the_best_by_validation_is_a_configuration_that_runs(tmp_path, metric):
     config = load_config(str(tmp_path / BEST))
     assert (config.optimizer.lr, config.optimizer.clip_norm, config.num_rounds) == (0.002, 1.0, 4)
     assert (config.name, config.seed, config.run_dir, config.resume) == ("mine", 0, "", False)
+    # On the same network.
+    assert config.scenario_seed == 5
     with (tmp_path / ROWS).open(newline="") as file:
         lines = list(csv.reader(file))
     assert lines[0] == ["name", "seed", f"validation {metric}", f"test {metric}", "wall_s"]
     assert [line[:2] for line in lines[1:3]] == [["optimizer.lr=0.001 optimizer.clip-norm=1", str(n)] for n in (0, 1)]
     assert len(lines) == 9
     # What has finished is taken as it is.
-    assert swept(tmp_path, [*SETS, f"selection.metric={metric}", "name=mine"], train=None) == found
+    assert swept(tmp_path, given, train=None) == found
 
 
 @pytest.mark.slow
@@ -104,10 +108,28 @@ def test_a_sweep_without_validation_says_what_to_set(tmp_path):
     assert not (tmp_path / BEST).exists()
 
 
-def test_a_table_marks_the_best():
-    from flower_app.compare.sweep import sweep_table
+@pytest.mark.slow
+def test_what_diverged_with_a_seed_is_not_the_best_for_its_others(tmp_path):
+    def sometimes(run_dir, config, resume):
+        scored_run(run_dir, config, resume)
+        if (config.optimizer.lr, config.optimizer.clip_norm, config.seed) == (0.002, 1.0, 1):
+            lines = [json.loads(line) for line in (run_dir / ROUNDS).read_text().splitlines()]
+            (run_dir / ROUNDS).unlink()
+            for line in lines:
+                append_round(run_dir, line | ({"metrics": {"loss": None}} if line["metrics"] else {}))
+            write_summary(run_dir, FINISHED, rounds=4, wall_s=1.0, metrics={"loss": None})
 
-    row = {"validation": 1.0, "validation_deviation": None, "test": 2.0, "test_deviation": None}
+    found = swept(tmp_path, [*SETS, "selection.metric=loss"], train=sometimes)
+    of = {row["name"]: row for row in found["rows"]}
+    assert of["optimizer.lr=0.002 optimizer.clip-norm=1"]["unscored"] == 1
+    assert of["optimizer.lr=0.002 optimizer.clip-norm=1"]["validation"] == 1.0
+    assert of[found["best"]]["unscored"] == 0 and of[found["best"]]["validation"] > 2
+    caption = sweep_table(found).caption
+    assert "optimizer.lr=0.002 optimizer.clip-norm=1: 1 seed of 2 without a score" in caption
+
+
+def test_a_table_marks_the_best():
+    row = {"validation": 1.0, "validation_deviation": None, "test": 2.0, "test_deviation": None, "unscored": 0}
     found = {"metric": "loss", "rows": [{"name": "a=1", **row}, {"name": "a=2", **row}], "best": "a=2", "config": "x"}
     table = sweep_table({**found, "edges": ["a = 2 is the highest that was tried"]})
     assert "a = 2 is the highest" in table.caption

@@ -63,6 +63,23 @@ def test_a_first_block_that_stays_as_it_is_tells_nothing():
     assert (found.rank, found.by_span, found.by_rows) == (0, 0.0, 0.0)
 
 
+@pytest.mark.parametrize("head", ["sequence-classification", "token-classification"])
+def test_the_heads_update_names_the_labels_of_an_example_and_noise_hides_them(head):
+    spec = tiny_spec("bert", head, dropout=0.0)
+    parts = build_parts(spec, seed=1)
+    for part in (parts.embedding, parts.blocks, parts.head):
+        part.eval()
+    batch = tiny_batch(spec, size=1, length=2, seed=3, padded=False)
+    assert len(set(batch["labels"].flatten().tolist())) < spec.config["num_labels"]
+
+    def told(privacy=None, head=True):
+        return read_update(parts, batch, spec.config["vocab_size"], 0.1, privacy, head=head).labels
+
+    assert told() == 1.0 and told(head=False) is None
+    noisy = [told(PrivacyConfig(update_clip=1e-3, update_noise=100.0, seed=seed)) for seed in range(20)]
+    assert sum(noisy) < 15
+
+
 def test_noise_on_updates_hides_rows_and_span():
     privacy = PrivacyConfig(update_clip=1.0, update_noise=0.1, seed=5)
     found, _, _ = attacked("bert", "token-classification", 1, 6, privacy)

@@ -195,6 +195,24 @@ def test_few_uses_of_a_long_example_may_cost_more_than_many_of_a_short_one():
     assert (found["releases"], found["longest"]) == (50, 2)
 
 
+@pytest.mark.parametrize(
+    ("examples", "recalled", "releases"),
+    [
+        (320, 7 * 320, 1),
+        # All but one found room: that one was sent in each of eight epochs.
+        (320 + 7, 7 * 319, 8),
+        # Two more came than there are: either one in three epochs, or two in two.
+        (320 + 2, 2 * 320 - 2, 3),
+        (160, 0, 1),
+        (0, 0, 0),
+    ],
+)
+def test_an_example_that_found_no_room_is_sent_in_every_epoch(examples, recalled, releases):
+    accountant = PrivacyAccountant(NOISY, {0: 320})
+    accountant.count_round([0], [], {0: Sent(examples=examples, recalled=recalled, tokens=9 * examples, longest=9)})
+    assert accountant.record()["activations"]["releases"] == releases
+
+
 def test_epsilon_grows_with_every_round_and_survives_a_restart():
     accountant = PrivacyAccountant(replace(NOISY, seed=-1), {0: 50})
     spent, seen = [], Sent()

@@ -91,7 +91,7 @@ def test_noise_is_that_of_the_only_time_that_an_example_was_sent():
             link.end_step(0.0)
         assert [loss for _, loss, _ in again] == pytest.approx([gradient.loss_sum for gradient in first], rel=1e-5)
         sent = service.sent[0]
-        assert (sent.examples, sent.repeats) == (5, 0)
+        assert (sent.examples, sent.recalled, sent.repeats) == (5, 5, 0)
         service.finish_round({0: 1.0})
 
 

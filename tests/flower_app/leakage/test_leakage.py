@@ -224,3 +224,14 @@ def test_membership_of_data_that_are_elsewhere_is_not_told(tmp_path, monkeypatch
     monkeypatch.setattr("flower_app.tasks.causal_lm.CausalLMTask.cluster_data", elsewhere, raising=False)
     result = CliRunner().invoke(app, ["leakage", str(run_dir), "--noise", "0", "--cut-only", "--json"])
     assert json.loads(result.stdout)["membership"] == {"error": "train.en: no such file"}
+
+
+@pytest.mark.parametrize(("strategy", "members"), [("collapipe", 100), ("pipeline", 50)])
+def test_members_are_what_the_attacked_model_was_trained_on(tmp_path, monkeypatch, strategy, members):
+    """Of separate models, the first cluster's is attacked."""
+    monkeypatch.setattr(inversion, "_STEPS", 5)
+    more = {"scenario": "two-clusters", "data.num-examples": 100, "strategy": strategy, "runs-dir": str(tmp_path)}
+    run_dir = saved_run(TINY | {"task.name": "causal-lm", "model.family": "gpt2"} | more)
+    result = CliRunner().invoke(app, ["leakage", str(run_dir), "--noise", "0", "--cut-only", "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["membership"]["members"] == members

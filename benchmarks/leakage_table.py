@@ -67,7 +67,7 @@ TASKS = {
             "local-steps": 4,
         },
         score="chrf",
-        clip=8.0,
+        clip=23.0,
     ),
     "captions": Task(
         {

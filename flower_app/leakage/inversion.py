@@ -103,27 +103,28 @@ def _name(embed: Embed, vocabulary: int, centre_D: Tensor, vectors_ND: Tensor, v
     return Recovered.of(ids_NK, victims.ids_N)
 
 
-def learned(vocabulary: int, draw: Callable[[], Tokens], victims: Tokens, seed: int = 0) -> Recovered:
-    """Train a classifier with one hidden layer on auxiliary text.
+def learned(draw: Callable[[], Tokens], victims: Tokens, seed: int = 0) -> Recovered:
+    """Train a classifier with one hidden layer on auxiliary text; it names tokens that are in that text.
 
     Parameters
     ----------
-    vocabulary : V
     draw : gives the activations of auxiliary text, each time with new noise if there is any
     victims : activations to read
     seed : of its weights and the order of its batches
     """
     first = draw()
     mean_D, scale_D = first.hidden_ND.mean(dim=0), first.hidden_ND.std(dim=0).clamp_min(1e-6)
+    # Of a vocabulary of 50,000 a text has a few thousand.
+    known_V = first.ids_N.unique()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         width = first.hidden_ND.shape[1]
-        model = nn.Sequential(nn.Linear(width, _HIDDEN), nn.GELU(), nn.Dropout(0.2), nn.Linear(_HIDDEN, vocabulary))
+        model = nn.Sequential(nn.Linear(width, _HIDDEN), nn.GELU(), nn.Dropout(0.2), nn.Linear(_HIDDEN, len(known_V)))
         optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.05)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=_STEPS)
         with torch.enable_grad():
             for hidden_BD, ids_B in _batches(draw):
-                loss = F.cross_entropy(model((hidden_BD - mean_D) / scale_D), ids_B)
+                loss = F.cross_entropy(model((hidden_BD - mean_D) / scale_D), torch.searchsorted(known_V, ids_B))
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -131,7 +132,7 @@ def learned(vocabulary: int, draw: Callable[[], Tokens], victims: Tokens, seed: 
     model.eval()
     with torch.no_grad():
         guesses = [
-            model((piece - mean_D) / scale_D).topk(min(TOP, vocabulary), dim=1).indices
+            known_V[model((piece - mean_D) / scale_D).topk(min(TOP, len(known_V)), dim=1).indices]
             for piece in victims.hidden_ND.split(4096)
         ]
     return Recovered.of(torch.cat(guesses), victims.ids_N)

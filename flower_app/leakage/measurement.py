@@ -327,9 +327,7 @@ def attack(
             "nearest": inversion.nearest(embed, vocabulary, auxiliary_sent, embedded, victims_sent),
             "linear": inversion.linear(embed, vocabulary, auxiliary_sent, embedded, victims_sent),
         }
-    by_attack["learned"] = inversion.learned(
-        vocabulary, partial(sent, auxiliary_tokens, "auxiliary"), victims_sent, request.seed
-    )
+    by_attack["learned"] = inversion.learned(partial(sent, auxiliary_tokens, "auxiliary"), victims_sent, request.seed)
     return {"depth": depth, "clip": clip if clipped else None} | {k: asdict(v) for k, v in by_attack.items()}
 
 

@@ -51,7 +51,7 @@ def moved(tokens, change):
 ATTACKS = {
     "nearest": lambda world, aux, seen: inversion.nearest(world[0], VOCABULARY, aux, world[1].hidden_ND, seen),
     "linear": lambda world, aux, seen: inversion.linear(world[0], VOCABULARY, aux, world[1].hidden_ND, seen),
-    "learned": lambda world, aux, seen: inversion.learned(VOCABULARY, lambda: aux, seen),
+    "learned": lambda world, aux, seen: inversion.learned(lambda: aux, seen),
 }
 
 

@@ -90,7 +90,11 @@ def _name(embed: Embed, vocabulary: int, centre_D: Tensor, vectors_ND: Tensor, v
     wanted_ND = F.normalize(vectors_ND - centre_D, dim=-1)
     scores_NK = wanted_ND.new_empty((len(victims), 0))
     ids_NK = victims.ids_N.new_empty((len(victims), 0))
-    rows_of = {int(place): victims.places_N == place for place in victims.places_N.unique()}
+    # Most decoder-only models give a token the same embedding at each place.
+    first_TD, places = embed(victims.ids_N[:1].expand(1, int(victims.places_N.max()) + 1))[0], victims.places_N
+    if first_TD.equal(first_TD[:1].expand_as(first_TD)):
+        places = torch.zeros_like(places)
+    rows_of = {int(place): places == place for place in places.unique()}
     for ids_V in torch.arange(vocabulary).split(_CHUNK):
         candidates_VTD = F.normalize(embed(ids_V[:, None].expand(-1, max(rows_of) + 1)) - centre_D, dim=-1)
         scores_NV = wanted_ND.new_empty((len(victims), len(ids_V)))

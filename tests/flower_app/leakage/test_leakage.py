@@ -62,6 +62,19 @@ def test_embeddings_themselves_are_read(world, attack):
     assert found.top1 > (0.8 if attack == "learned" else 0.999) and found.top5 >= found.top1
 
 
+def test_an_embedding_that_is_the_same_at_each_place_is_computed_for_one():
+    table, asked = torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(3)), []
+
+    def embed(ids_BT):
+        asked.append(tuple(ids_BT.shape))
+        return table[ids_BT]
+
+    ids = torch.arange(VOCABULARY)
+    tokens = Tokens(table[ids], ids, ids % LONGEST)
+    assert inversion.nearest(embed, VOCABULARY, tokens, table[ids], tokens).top1 == 1.0
+    assert asked == [(1, LONGEST), (VOCABULARY, 1)]
+
+
 def test_a_shift_is_taken_off_a_linear_map_is_learned_and_a_bent_one_needs_a_network(world, monkeypatch):
     monkeypatch.setattr(inversion, "_STEPS", 300)
     _, auxiliary, victims = world

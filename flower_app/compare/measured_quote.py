@@ -1,8 +1,8 @@
 """``collapipe quote --after RUN``: what the rest of a run takes on the machines that it runs on.
 
 Seconds are those of the times that its rounds have measured, as its planner follows them. Bytes are what its rounds
-have counted, for as many links as the plans have, since batches are as long as their texts. Memory is that of the run's
-own model, under the same plans.
+have counted, for as many links as the plans have, since batches are as long as their texts. What a box takes (its
+memory, too) is by the run's own model, under the same plans.
 """
 
 from __future__ import annotations

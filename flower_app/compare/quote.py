@@ -356,7 +356,10 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def boxes_of_rounds(rounds: Sequence[tuple[Decision, dict[str, Any]]], scenario: Scenario) -> list[dict[str, Any]]:
-    """Return each device's share of the rounds, joules of all rounds, and the most memory that a plan needs of it."""
+    """Return each device's share of the rounds, what it takes in all of them, and the most memory that a plan needs.
+
+    ``seconds`` are those in which it computes, ``link_bytes`` those of the link after it, both ways.
+    """
     boxes = []
     for n, devices in enumerate(scenario.clusters):
         trained = [record["clusters"][n] for _, record in rounds if record["clusters"][n]["selected"]]
@@ -366,7 +369,14 @@ def boxes_of_rounds(rounds: Sequence[tuple[Decision, dict[str, Any]]], scenario:
                     "cluster": n,
                     "device": k,
                     "share": sum(c["delta"][k] > 0 for c in trained) / len(rounds),
-                    "joules": sum(c["device_energy_j"][k] for c in trained),
+                    **{
+                        name: sum(c[key][k] for c in trained)
+                        for name, key in (
+                            ("seconds", "device_s"),
+                            ("joules", "device_energy_j"),
+                            ("link_bytes", "link_bytes"),
+                        )
+                    },
                     "memory_bytes": max((c["device_memory_bytes"][k] for c in trained), default=0.0),
                     "has_bytes": device.memory,
                 }
@@ -443,14 +453,16 @@ def _limits(price: dict[str, Any]) -> str:
 def boxes_table(document: dict[str, Any]) -> Table:
     """One row a device."""
     table = Table(box=None)
-    for name in ("cluster", "device", "trains in", "energy J", "memory GB", "of GB"):
+    for name in ("cluster", "device", "trains in", "computes s", "energy J", "link MB", "memory GB", "of GB"):
         table.add_column(name, justify="right")
     for box in document["boxes"]:
         table.add_row(
             str(box["cluster"]),
             str(box["device"]),
             f"{box['share']:.0%}",
+            four_digits(box["seconds"]),
             four_digits(box["joules"]),
+            four_digits(box["link_bytes"] / 1e6),
             four_digits(box["memory_bytes"] / 1e9),
             four_digits(box["has_bytes"] / 1e9),
         )

@@ -33,11 +33,13 @@ def whole_model_work(instance: Instance, cluster: int, plan: ClusterPlan) -> Ste
     devices = instance.device_arrays(cluster)
     num_devices, num_tebs = len(devices.phi), sum(instance.teb_shares) or instance.L
     work = micro_batch_work(instance.o_f, instance.o_b, instance.b / num_devices, instance.o_b_scaling)
-    seconds = float(num_tebs * np.max(teb_time(work, devices.phi, devices.f, instance.t0 + devices.t0)))
+    device_s = num_tebs * teb_time(work, devices.phi, devices.f, instance.t0 + devices.t0)
+    seconds = float(np.max(device_s))
     return StepWork(
         pipeline_s=seconds,
         pipeline_fused_s=seconds,
         pipeline_eq15_s=seconds,
+        device_s=device_s,
         device_energy_j=num_tebs * block_energy(work, devices.phi, devices.f, devices.kappa),
         link_bytes=np.zeros(num_devices),
         device_memory_bytes=np.full(num_devices, instance.L * instance.gamma0),

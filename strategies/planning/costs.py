@@ -36,6 +36,8 @@ class StepWork:
     """Event-simulated with fused chunks of forward and backward [s]."""
     pipeline_eq15_s: float
     """By Eq. (15) [s]."""
+    device_s: Array
+    """Time that each device computes, (K,) [s]."""
     device_energy_j: Array
     """Energy of each device, (K,) [J]."""
     link_bytes: Array
@@ -50,6 +52,7 @@ class StepWork:
             pipeline_s=share * self.pipeline_s,
             pipeline_fused_s=share * self.pipeline_fused_s,
             pipeline_eq15_s=share * self.pipeline_eq15_s,
+            device_s=share * self.device_s,
             device_energy_j=share * self.device_energy_j,
             link_bytes=share * self.link_bytes,
         )
@@ -109,10 +112,13 @@ def pipeline_work(instance: Instance, cluster: int, plan: ClusterPlan) -> StepWo
     whole = replace(plan, token_slices=1)
     # The exact energy, whatever the constraint counts.
     exact, loads = replace(instance, energy="exact"), instance.loads(plan.delta, order)
+    times, device_s = plan_times(instance, cluster, plan), np.zeros(len(plan.delta))
+    device_s[list(order)] = (times.forward_s + times.backward_s).sum(axis=1)
     return StepWork(
         pipeline_s=pipeline_of(instance, cluster, plan).makespan,
         pipeline_fused_s=simulate_pipeline(FUSED, *plan_times(instance, cluster, whole)).makespan,
         pipeline_eq15_s=pipeline_seconds(replace(instance, latency="eq15"), cluster, loads, plan.m, None),
+        device_s=device_s,
         device_energy_j=device_energy(exact, cluster, loads, plan.m, last),
         link_bytes=carried,
         device_memory_bytes=device_memory(instance, plan),
@@ -219,6 +225,7 @@ def costs_record(decision: Decision, costs: RoundCosts, gamma: Array, scenario: 
                 "waiting_s": cluster_costs.waiting_s,
                 "uplink_energy_j": cluster_costs.uplink_energy_j,
                 "uplink_bytes": cluster_costs.share * instance.upload_bits(n, plan.m) / 8,
+                "device_s": (instance.steps * work.device_s).tolist(),
                 "device_energy_j": (instance.steps * work.device_energy_j).tolist(),
                 "link_bytes": (instance.steps * work.link_bytes).tolist(),
                 "device_memory_bytes": work.device_memory_bytes.tolist(),

@@ -58,8 +58,16 @@ def test_a_quote_has_the_sums_of_the_planned_rounds(network):
     assert document["lower_bound"] == pytest.approx(sum(r.answer.lower_bound for r in rounds), rel=1e-9)
     assert document["objective"] >= document["lower_bound"] * (1 - 1e-6)
     assert document["round_s"]["p5"] <= document["round_s"]["mean"] <= document["round_s"]["p95"]
-    used = [box for box in document["boxes"] if box["share"]]
-    assert used and all(0 < box["memory_bytes"] <= box["has_bytes"] and box["joules"] > 0 for box in used)
+    boxes = document["boxes"]
+    assert sum(box["link_bytes"] for box in boxes) == pytest.approx(document["link_bytes"], rel=1e-9) != 0
+    uplinks_j = sum(c.uplink_energy_j for r in rounds for c in r.costs.clusters if c)
+    assert sum(box["joules"] for box in boxes) + uplinks_j == pytest.approx(document["joules"], rel=1e-9)
+    computing_s = sum(r.instance.steps * c.work.device_s.sum() for r in rounds for c in r.costs.clusters if c)
+    assert sum(box["seconds"] for box in boxes) == pytest.approx(computing_s, rel=1e-9)
+    used = [box for box in boxes if box["share"]]
+    assert used and all(
+        0 < box["memory_bytes"] <= box["has_bytes"] and box["joules"] > 0 and box["seconds"] > 0 for box in used
+    )
     assert sum(entry["share"] for entry in document["bottlenecks"]) == pytest.approx(1.0)
 
 

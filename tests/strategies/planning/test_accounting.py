@@ -16,7 +16,7 @@ from strategies.dssda.convergence import gamma
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import bound_parameters, round_instance
 from strategies.planning.costs import costs_record, pipeline_work, round_costs
-from strategies.planning.plan_demands import plan_times
+from strategies.planning.plan_demands import pipeline_of, plan_times
 from strategies.planning.planner import RoundPlanner
 from strategies.planning.policies import make_policy
 
@@ -48,6 +48,15 @@ def test_the_round_waits_for_its_slowest_cluster(decision):
     assert alone.energy_j < costs.energy_j
 
 
+def test_a_device_computes_for_as_long_as_its_events_last(decision):
+    for n, plan in enumerate(decision.plans):
+        busy = np.zeros(len(plan.delta))
+        for event in pipeline_of(decision.instance, n, plan).events:
+            if event.kind in ("F", "B", "W"):
+                busy[plan.devices[event.place]] += event.end - event.start
+        np.testing.assert_allclose(pipeline_work(decision.instance, n, plan).device_s, busy)
+
+
 def test_steps_whose_activations_are_with_the_server_cost_nothing(decision):
     steps = decision.instance.steps
     whole = round_costs(decision, pipeline_work)
@@ -55,6 +64,7 @@ def test_steps_whose_activations_are_with_the_server_cost_nothing(decision):
     for one, all_steps, share in zip(costs.clusters, whole.clusters, (0.5, 0.0, 1.0), strict=True):
         assert one.train_s == pytest.approx(share * all_steps.train_s)
         assert one.uplink_s == pytest.approx(share * all_steps.uplink_s)
+        np.testing.assert_allclose(one.work.device_s, share * all_steps.work.device_s)
         np.testing.assert_allclose(one.work.device_energy_j, share * all_steps.work.device_energy_j)
         np.testing.assert_allclose(one.work.link_bytes, share * all_steps.work.link_bytes)
     assert costs.latency_s == whole.clusters[2].train_s + whole.clusters[2].uplink_s

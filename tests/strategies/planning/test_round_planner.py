@@ -143,6 +143,7 @@ def test_vanilla_fl_waits_for_its_slowest_device_and_holds_the_whole_model_every
     work = whole_model_work(instance, 1, decision.plans[1])
     flop = 12 * (64 / 6 * 2e9 + 2e9)
     assert work.pipeline_s == pytest.approx(max(flop / (devices.phi * devices.f)))
+    np.testing.assert_allclose(work.device_s, flop / (devices.phi * devices.f))
     np.testing.assert_allclose(work.device_energy_j, 1e-27 * flop * devices.f**2 / devices.phi)
     np.testing.assert_allclose(work.device_memory_bytes, 12 * 0.375e9)
     assert decision.plans[1].m == 1 and max(decision.plans[1].delta) == 12

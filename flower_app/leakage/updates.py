@@ -9,8 +9,8 @@ the tokens of the batch alone.
 Adapters' matrices A that read the same x have r dimensions each: of more tokens than all of these single ones cannot be
 told.
 
-Where a classifier's head is in the update, too, its output's bias names labels: its gradient is the mean of p - e_y,
-which is negative for labels of the batch alone.
+Where the head is in the update, too, its output's bias names labels: its gradient is the mean of p - e_y, which is
+negative for labels of the batch alone. Those of a translation are tokens.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class ReadUpdate:
     wrong: float
     """Share of what either names that was not in the batch."""
     labels: float | None
-    """Share of a classifier's different labels in the batch that the head's update names, likewise; None where no head
-    is in it."""
+    """Share of the different labels in the batch that the bias of the head's output names, likewise; None where none is
+    in the update."""
 
     @property
     def read(self) -> float:
@@ -89,19 +89,21 @@ def read_update(
     trained = {name: value - lr * gradient[name] for name, value in start.items()}
     if privacy is not None and privacy.on_updates:
         trained = private_update(start, trained, privacy, NoiseSource(privacy.seed), "victim")
-    read = [name for name in trained if name.startswith(("embedding.", "blocks.0."))]
+    places = ("embedding.", "blocks.0.", *(("head.",) if head else ()))
+    read = [name for name in trained if name.startswith(places)]
     change = {name: (start[name].double() - trained[name].double()) / lr for name in read}
     there = set(batch["input_ids"][batch["attention_mask"] != 0].tolist())
+    labels, biases = set(batch["labels"][batch["labels"] != IGNORED_LABEL].tolist()), _output_biases(parts, change)
+    told = None if biases is None else set((biases < 0).nonzero()[:, 0].tolist())
+    by_rows = _named_by_rows(parts, change, vocabulary)
     if parts.spec.head == SEQ2SEQ:
-        there |= set(batch["labels"][batch["labels"] != IGNORED_LABEL].tolist())
-    there -= marks
-    by_rows = _named_by_rows(parts, change, vocabulary) - marks
+        there |= labels
+        by_rows |= told or set()
+    there, by_rows = there - marks, by_rows - marks
     with parts.on_demand[0].held() if parts.on_demand else nullcontext():
         by_span, rank, width = _named_by_span(parts, start, change, batch, vocabulary, lr)
     by_span -= marks
     named = by_rows | by_span
-    labels = set(batch["labels"][batch["labels"] != IGNORED_LABEL].tolist())
-    biases = _output_biases(parts, {name: (start[name] - trained[name]) / lr for name in trained})
     return ReadUpdate(
         examples=len(batch["input_ids"]),
         tokens=len(there),
@@ -110,18 +112,24 @@ def read_update(
         by_span=_share(by_span, there),
         by_rows=_share(by_rows, there),
         wrong=len(named - there) / max(len(named), 1),
-        labels=_share(set((biases < 0).nonzero()[:, 0].tolist()), labels) if biases is not None else None,
+        labels=None if told is None else _share(told, labels),
     )
 
 
 def _output_biases(parts: ModelParts, change: Mapping[str, Tensor]) -> Tensor | None:
-    """Return the gradient of a classifier's last bias, with one number for each class."""
-    if parts.spec.head not in CLASSIFIERS:
+    """Return the gradient of the output's bias, with one number for each class or token of the vocabulary.
+
+    Smoothed labels take 1 / size of the smoothing off each, which is put back.
+    """
+    if parts.spec.head in CLASSIFIERS:
+        size = family_named(parts.spec.family).num_classes(parts.spec)
+    elif parts.spec.head == SEQ2SEQ:
+        size = int(parts.spec.config["vocab_size"])
+    else:
         return None
-    shape = (family_named(parts.spec.family).num_classes(parts.spec),)
-    return next(
-        (v for name, v in reversed(list(change.items())) if name.startswith("head.") and v.shape == shape), None
-    )
+    found = reversed(list(change.items()))
+    bias = next((v for name, v in found if name.startswith("head.") and v.shape == (size,)), None)
+    return None if bias is None else bias + parts.spec.config.get("label_smoothing", 0.0) / size
 
 
 def _share(named: set[int], there: set[int]) -> float:
@@ -157,14 +165,16 @@ def _gradient(parts: ModelParts, batch: Batch) -> dict[str, Tensor]:
 
 
 def _named_by_rows(parts: ModelParts, change: Mapping[str, Tensor], vocabulary: int) -> set[int]:
-    for name, module in parts.embedding.named_modules():
-        table = change.get(f"embedding.{name}.weight")
-        if isinstance(module, nn.Embedding) and table is not None and len(table) >= vocabulary:
+    named = set[int]()
+    for part, whole in (("embedding", parts.embedding), ("head", parts.head)):
+        tables = (f"{part}.{name}.weight" for name, module in whole.named_modules() if isinstance(module, nn.Embedding))
+        # The first one is of tokens; others may be of places.
+        table = next((change[name] for name in tables if name in change and len(change[name]) >= vocabulary), None)
+        if table is not None:
             changed = table.abs().amax(dim=1) > 0
             # A matrix that scores the vocabulary, too, changes for all of it.
-            few = int(changed.sum()) <= vocabulary / 2
-            return set(changed.nonzero()[:, 0].tolist()) if few else set()
-    return set()
+            named |= set(changed.nonzero()[:, 0].tolist()) if int(changed.sum()) <= vocabulary / 2 else set()
+    return named
 
 
 def _named_by_span(

@@ -9,7 +9,7 @@ from client_pipeline.families.families import build_parts
 from client_pipeline.link.privacy_config import PrivacyConfig
 from client_pipeline.partition.spec import LoraConfig
 from flower_app.leakage.updates import first_examples, read_update
-from helpers.tiny_models import tiny_batch, tiny_spec
+from helpers.tiny_models import CLASSIC, tiny_batch, tiny_spec
 
 FAMILIES = [("bert", "token-classification"), ("llama", "causal-lm"), ("gpt2", "causal-lm")]
 
@@ -78,6 +78,29 @@ def test_the_heads_update_names_the_labels_of_an_example_and_noise_hides_them(he
     assert told() == 1.0 and told(head=False) is None
     noisy = [told(PrivacyConfig(update_clip=1e-3, update_noise=100.0, seed=seed)) for seed in range(20)]
     assert sum(noisy) < 15
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_update_of_a_decoder_names_the_target_sentence(smoothing):
+    spec = replace(CLASSIC, config=CLASSIC.config | {"label_smoothing": smoothing})
+    parts = build_parts(spec, seed=1)
+    with torch.no_grad():
+        # A trained model gives most tokens next to nothing.
+        parts.head.output_bias[::2] = -20
+    for part in (parts.embedding, parts.blocks, parts.head):
+        part.eval()
+    batch = first_examples(tiny_batch(spec, size=2, length=4, seed=3, padded=False), 1, "seq2seq")
+    source, target = (set(batch[name].flatten().tolist()) for name in ("input_ids", "labels"))
+    assert target - source and source - target
+
+    def read(head, **more):
+        return read_update(parts, batch, spec.config["vocab_size"], 0.1, head=head, **more)
+
+    whole, encoder = read(True), read(False)
+    assert whole.read == whole.labels == 1.0 and whole.wrong == 0
+    assert encoder.labels is None and encoder.read == pytest.approx(len(source) / len(source | target))
+    noise = PrivacyConfig(update_clip=1.0, update_noise=0.1, seed=5)
+    assert read(True, privacy=noise).read == 0
 
 
 def test_noise_on_updates_hides_rows_and_span():

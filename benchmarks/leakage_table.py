@@ -162,9 +162,9 @@ def epsilon(row: Mapping[str, Any]) -> float:
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Rows of Markdown: means over the seeds, and the least and most of what is read."""
     lines = [
-        "| task | labels | noise | epsilon | tokens read of activations | labels read | one example's update "
-        "| a batch's | membership | score | score, noise on |",
-        f"|{' --- |' * 11}",
+        "| task | labels | noise | epsilon | tokens, % | labels, % | update of one example / a batch, % | membership "
+        "| score | score, noise on |",
+        f"|{' --- |' * 10}",
     ]
     for task in dict.fromkeys(row["task"] for row in rows):
         of_task = [row for row in rows if row["task"] == task]
@@ -175,29 +175,29 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             cells = [task, split, f"{noise:g}" if noise else "off", f"{spent:,.0f}" if math.isfinite(spent) else "none"]
             if any(row["tokens_read"] is None for row in same):
                 told = [row["updates"][0]["labels"] for row in same]
-                cells += ["not sent", "not sent" if None in told else f"{_share(told)}, of one example's update"]
+                cells += ["not sent", "not sent" if None in told else f"by update: {_share(told)}"]
             else:
                 cells.append(_share([row["tokens_read"]["top1"] for row in same]))
                 labels = [row["labels_read"] for row in same]
-                cells.append("all: they are sent" if None in labels else _share([each["top1"] for each in labels]))
+                cells.append("sent" if None in labels else _share([each["top1"] for each in labels]))
             # The update of one step: of one example, and of a batch.
-            cells += [_share([row["updates"][which]["read"] for row in same]) for which in (0, -1)]
+            cells.append(" / ".join(_share([row["updates"][which]["read"] for row in same]) for which in (0, -1)))
             cells.append(f"{statistics.fmean(row['membership']['auc'] for row in same):.2f}")
             cells += [_mean([row[where][score] for row in same]) for where in ("metrics", "metrics_under_noise")]
             lines.append(f"| {' | '.join(cells)} |")
         blind = _share([row["without_looking"]["top1"] for row in of_task])
-        lines.append(f"| {task} | a guess without looking | | | {blind} |{' |' * 6}")
+        lines.append(f"| {task} | a guess without looking | | | {blind} |{' |' * 5}")
     return lines
 
 
 def _share(shares: Sequence[float]) -> str:
-    """Write a mean, with the least and most where these differ."""
+    """Write a mean in per cent, with the least and most where these differ."""
     mean, least, most = (f"{100 * value:.1f}" for value in (statistics.fmean(shares), min(shares), max(shares)))
-    return f"{mean} %" if least == most else f"{mean} % ({least} to {most})"
+    return mean if least == most else f"{mean} ({least}–{most})"
 
 
 def _mean(values: Sequence[float]) -> str:
-    return f"{statistics.fmean(values):.3g}" + (f" ± {statistics.stdev(values):.1g}" if len(values) > 1 else "")
+    return f"{statistics.fmean(values):.3g}" + (f"±{statistics.stdev(values):.1g}" if len(values) > 1 else "")
 
 
 def arguments() -> argparse.Namespace:

@@ -256,9 +256,15 @@ def test_bodies_on_their_way_are_bounded_for_one_address(fleet, behind):
 
     def has_no_room():
         # One that came while another body was on its way was refused itself: one more each time.
-        peers.append(fleet.peer())
-        peers[-1].sendall(request(PUSH, f"Content-Length: {LIMIT}"))
-        return fleet.status(PUSH, body=LIMIT * b"x") == 503
+        try:
+            peers.append(fleet.peer())
+            peers[-1].sendall(request(PUSH, f"Content-Length: {LIMIT}"))
+            return fleet.status(PUSH, body=LIMIT * b"x") == 503
+        except OSError:
+            # So slow that its connections are too many before its bodies are: from the beginning.
+            while peers:
+                peers.pop().close()
+            return False
 
     eventually(has_no_room)
     assert len(peers) >= 3

@@ -70,6 +70,7 @@ def run(variant: str, seed: int, config: str, sets: Sequence[str], rounds: int, 
         "round_s": statistics.median(line["round_s"] for line in lines[1:] or lines),
         "train_loss": lines[-1]["train_loss"],
         "metrics": metrics,
+        "receipt": {row["what"]: row["error"] for row in json.loads((run_dir / "receipt.json").read_text())},
     }
 
 

@@ -53,12 +53,13 @@ def read_labels(tail: nn.Module, states_ND: Tensor, gradient_ND: Tensor, labels_
     gradient_ND : of each position's own loss by its states, as it was sent
     labels_N : the truth, to count right guesses
     """
-    guesses = [_guesses(cast(Any, tail), *pair) for pair in zip(states_ND, gradient_ND, strict=True)]
+    lengths_V = cast(Any, tail).lm_head.weight.detach().norm(dim=1).clamp_min(1e-8)
+    guesses = [_guesses(cast(Any, tail), lengths_V, *pair) for pair in zip(states_ND, gradient_ND, strict=True)]
     return Recovered.of(torch.stack(guesses), labels_N)
 
 
-def _guesses(tail: Any, state_D: Tensor, gradient_D: Tensor) -> Tensor:
-    """Return the five likeliest labels of a position."""
+def _guesses(tail: Any, lengths_V: Tensor, state_D: Tensor, gradient_D: Tensor) -> Tensor:
+    """Return the five likeliest labels of a position; ``lengths_V`` are those of the matrix's rows."""
     matrix_VD = tail.lm_head.weight.detach()
     state_D = state_D.detach().requires_grad_()
 
@@ -72,17 +73,12 @@ def _guesses(tail: Any, state_D: Tensor, gradient_D: Tensor) -> Tensor:
         # A gradient that was clipped has a length of its own: what is missing of it is known but for what lies along
         # the expected. Both are looked for.
         along = (gradient_D @ expected_D) / expected_D.square().sum().clamp_min(1e-30)
-        candidates = torch.cat(
-            [
-                _most_alike(matrix_VD, cast(Any, torch.func.jvp(norm, (state_D.detach(),), (missing_D,)))[1])
-                for missing_D in (expected_D - gradient_D, along * expected_D - gradient_D)
-            ]
-        ).unique()
-        shares = [torch.autograd.grad(scores_V[y], state_D, retain_graph=True)[0] for y in candidates]
-    likeness = F.cosine_similarity(expected_D - torch.stack(shares), gradient_D[None], dim=1)
+        missing = (expected_D - gradient_D, along * expected_D - gradient_D)
+        there_2D = torch.stack([cast(Any, torch.func.jvp(norm, (state_D.detach(),), (each,)))[1] for each in missing])
+        likeness_2V = there_2D @ matrix_VD.T / lengths_V
+        candidates = likeness_2V.topk(min(_CANDIDATES, len(lengths_V)), dim=1).indices.unique()
+        # One product for all candidates: each of them alone would go through the whole matrix.
+        chosen_CV = F.one_hot(candidates, len(lengths_V)).to(scores_V.dtype)
+        (shares_CD,) = torch.autograd.grad(scores_V, state_D, chosen_CV, is_grads_batched=True)
+    likeness = F.cosine_similarity(expected_D - shares_CD, gradient_D[None], dim=1)
     return candidates[likeness.argsort(descending=True)][:TOP]
-
-
-def _most_alike(matrix_VD: Tensor, there_D: Tensor) -> Tensor:
-    likeness_V = F.cosine_similarity(matrix_VD, there_D[None], dim=1)
-    return likeness_V.topk(min(_CANDIDATES, len(likeness_V))).indices

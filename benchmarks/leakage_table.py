@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import sys
 import tempfile
@@ -86,7 +85,7 @@ TASKS = {
             # Noise needs that no norm is clipped.
             "optimizer.clip-norm": 0,
         },
-        score="perplexity",
+        score="loss",
         clip=780.0,
         noise=(0.0, 0.1),
         gradient_clip=0.09,
@@ -155,45 +154,45 @@ def measure(variant: Variant, sets: Sequence[str], rounds: int, tokens: int, fol
 
 
 def epsilon(row: Mapping[str, Any]) -> float:
-    """Epsilon of one example's activations; infinite without noise."""
-    return float(row["privacy"]["activations"]["epsilon"]) if row["privacy"] else math.inf
+    """Epsilon of one example's activations."""
+    return float(row["privacy"]["activations"]["epsilon"])
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Rows of Markdown: means over the seeds, and the least and most of what is read."""
+    """Rows of Markdown: means and deviations over the seeds."""
     lines = [
-        "| task | labels | noise | epsilon | tokens, % | labels, % | update of one example / a batch, % | membership "
-        "| score | score, noise on |",
-        f"|{' --- |' * 10}",
+        "| task | labels | noise (epsilon) | tokens, % | labels, % | update: one example/a batch, % | membership "
+        "| score/with noise on |",
+        f"|{' --- |' * 8}",
     ]
+    blind = []
     for task in dict.fromkeys(row["task"] for row in rows):
         of_task = [row for row in rows if row["task"] == task]
         score = TASKS[task].score
         for split, noise in dict.fromkeys((row["split"], row["noise"]) for row in of_task):
             same = [row for row in of_task if (row["split"], row["noise"]) == (split, noise)]
-            spent = statistics.fmean(map(epsilon, same))
-            cells = [task, split, f"{noise:g}" if noise else "off", f"{spent:,.0f}" if math.isfinite(spent) else "none"]
+            cells = [task, split, f"{noise:g} ({statistics.fmean(map(epsilon, same)):,.0f})" if noise else "off"]
             if any(row["tokens_read"] is None for row in same):
                 told = [row["updates"][0]["labels"] for row in same]
-                cells += ["not sent", "not sent" if None in told else f"by update: {_share(told)}"]
+                cells += ["-", "-" if None in told else f"{_share(told)}, update"]
             else:
                 cells.append(_share([row["tokens_read"]["top1"] for row in same]))
                 labels = [row["labels_read"] for row in same]
                 cells.append("sent" if None in labels else _share([each["top1"] for each in labels]))
             # The update of one step: of one example, and of a batch.
-            cells.append(" / ".join(_share([row["updates"][which]["read"] for row in same]) for which in (0, -1)))
+            cells.append("/".join(_share([row["updates"][which]["read"] for row in same]) for which in (0, -1)))
             cells.append(f"{statistics.fmean(row['membership']['auc'] for row in same):.2f}")
-            cells += [_mean([row[where][score] for row in same]) for where in ("metrics", "metrics_under_noise")]
+            both = (_mean([row[where][score] for row in same]) for where in ("metrics", "metrics_under_noise"))
+            cells.append("/".join(dict.fromkeys(both)))
             lines.append(f"| {' | '.join(cells)} |")
-        blind = _share([row["without_looking"]["top1"] for row in of_task])
-        lines.append(f"| {task} | a guess without looking | | | {blind} |{' |' * 5}")
-    return lines
+        blind.append(f"{_share([row['without_looking']['top1'] for row in of_task])} ({task})")
+    return [*lines, "", f"A guess without looking reads, in %: {', '.join(blind)}."]
 
 
 def _share(shares: Sequence[float]) -> str:
-    """Write a mean in per cent, with the least and most where these differ."""
-    mean, least, most = (f"{100 * value:.1f}" for value in (statistics.fmean(shares), min(shares), max(shares)))
-    return mean if least == most else f"{mean} ({least}–{most})"
+    """Write a mean in per cent, with the deviation where there is one."""
+    mean, deviation = 100 * statistics.fmean(shares), 100 * statistics.stdev(shares) if len(shares) > 1 else 0.0
+    return f"{mean:.1f}±{deviation:.1f}" if deviation >= 0.05 else f"{mean:.1f}"
 
 
 def _mean(values: Sequence[float]) -> str:

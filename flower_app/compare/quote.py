@@ -369,14 +369,9 @@ def boxes_of_rounds(rounds: Sequence[tuple[Decision, dict[str, Any]]], scenario:
                     "cluster": n,
                     "device": k,
                     "share": sum(c["delta"][k] > 0 for c in trained) / len(rounds),
-                    **{
-                        name: sum(c[key][k] for c in trained)
-                        for name, key in (
-                            ("seconds", "device_s"),
-                            ("joules", "device_energy_j"),
-                            ("link_bytes", "link_bytes"),
-                        )
-                    },
+                    "seconds": sum(c["device_s"][k] for c in trained),
+                    "joules": sum(c["device_energy_j"][k] for c in trained),
+                    "link_bytes": sum(c["link_bytes"][k] for c in trained),
                     "memory_bytes": max((c["device_memory_bytes"][k] for c in trained), default=0.0),
                     "has_bytes": device.memory,
                 }

@@ -94,11 +94,11 @@ def read_update(
     change = {name: (start[name].double() - trained[name].double()) / lr for name in read}
     there = set(batch["input_ids"][batch["attention_mask"] != 0].tolist())
     labels, biases = set(batch["labels"][batch["labels"] != IGNORED_LABEL].tolist()), _output_biases(parts, change)
-    told = None if biases is None else set((biases < 0).nonzero()[:, 0].tolist())
+    named_labels = None if biases is None else set((biases < 0).nonzero()[:, 0].tolist())
     by_rows = _named_by_rows(parts, change, vocabulary)
     if parts.spec.head == SEQ2SEQ:
         there |= labels
-        by_rows |= told or set()
+        by_rows |= named_labels or set()
     there, by_rows = there - marks, by_rows - marks
     with parts.on_demand[0].held() if parts.on_demand else nullcontext():
         by_span, rank, width = _named_by_span(parts, start, change, batch, vocabulary, lr)
@@ -112,7 +112,7 @@ def read_update(
         by_span=_share(by_span, there),
         by_rows=_share(by_rows, there),
         wrong=len(named - there) / max(len(named), 1),
-        labels=None if told is None else _share(told, labels),
+        labels=None if named_labels is None else _share(named_labels, labels),
     )
 
 
@@ -127,8 +127,8 @@ def _output_biases(parts: ModelParts, change: Mapping[str, Tensor]) -> Tensor | 
         size = int(parts.spec.config["vocab_size"])
     else:
         return None
-    found = reversed(list(change.items()))
-    bias = next((v for name, v in found if name.startswith("head.") and v.shape == (size,)), None)
+    last_first = reversed(list(change.items()))
+    bias = next((v for name, v in last_first if name.startswith("head.") and v.shape == (size,)), None)
     return None if bias is None else bias + parts.spec.config.get("label_smoothing", 0.0) / size
 
 

@@ -1,8 +1,9 @@
 """``collapipe quote --after RUN``: what the rest of a run takes on the machines that it runs on.
 
-Seconds are those of the times that its rounds have measured, as its planner follows them. Bytes are what its rounds
-have counted, for as many links as the plans have, since batches are as long as their texts. What a box takes (its
-memory, too) is by the run's own model, under the same plans.
+Seconds are those that its planner predicts by the measured times, as many times as long as its rounds took over what
+was predicted of them: the predictions know nothing of processes that share cores. Bytes are what its rounds have
+counted, for as many links as the plans have, since batches are as long as their texts. What a box takes (its memory,
+too) is by the run's own model, under the same plans.
 """
 
 from __future__ import annotations
@@ -68,11 +69,14 @@ def measured_quote(config: RunConfig, run_dir: Path) -> dict[str, Any]:
     planner.restore(state["queues"])
     # An idle device's trial tells what nobody knows yet.
     planner.adaptation.tries = False
+    records = read_rounds(run_dir)[0]
+    slower, later = (_taken_over_predicted(records, part) for part in ("train", "upload"))
     rounds, seconds, training, waited = [], [], [], Counter[tuple[int, str]]()
     for number in range(newest.round + 1, config.num_rounds + 1):
         decision, gamma = plan_and_settle(planner, number, losses)
-        uploads = {n: part.uplink_s or 0.0 for n, part in enumerate(decision.answer.clusters) if part.selected}
-        steps = {n: planner.adaptation.predictions[n].train_s for n in uploads}
+        selected = {n: part for n, part in enumerate(decision.answer.clusters) if part.selected}
+        uploads = {n: (part.uplink_s or 0.0) * later.get(n, 1.0) for n, part in selected.items()}
+        steps = {n: planner.adaptation.predictions[n].train_s * slower.get(n, 1.0) for n in selected}
         planner.adaptation.assume({n: decision.plans[n] for n in uploads})
         slowest = max(uploads, key=lambda n: steps[n] + uploads[n])
         seconds.append(steps[slowest] + uploads[slowest])
@@ -82,7 +86,6 @@ def measured_quote(config: RunConfig, run_dir: Path) -> dict[str, Any]:
         of_model = replace(decision, instance=instance, declared=instance)
         rounds.append((of_model, costs_record(of_model, round_costs(of_model, work), gamma, modelled)))
     trained = [c for _, record in rounds for c in record["clusters"] if c["selected"]]
-    records = read_rounds(run_dir)[0]
     usual = _usual_bytes(records)
     return {
         "first_round": newest.round + 1,
@@ -126,6 +129,19 @@ def _usual_bytes(records: Sequence[Mapping[str, Any]]) -> dict[int, _UsualBytes]
         n: _UsualBytes(statistics.median(values), statistics.median(links[n]) if n in links else None)
         for n, values in uplinks.items()
     }
+
+
+def _taken_over_predicted(records: Sequence[Mapping[str, Any]], part: str) -> dict[int, float]:
+    """Return what each cluster's ``train`` or ``upload`` took over what was predicted, a median.
+
+    It is of the newer half of its rounds; where there is one round alone, nothing had been measured before it.
+    """
+    ratios = dict[int, list[float]]()
+    for p in (p for record in records for p in (record.get("plan") or {}).get("predictions") or ()):
+        predicted_s, measured_s = p[f"predicted_{part}_s"], p[f"measured_{part}_s"]
+        if predicted_s and measured_s:
+            ratios.setdefault(p["cluster"], []).append(measured_s / predicted_s)
+    return {n: statistics.median(values[len(values) // 2 :]) for n, values in ratios.items() if len(values) > 1}
 
 
 def _start_seconds(records: Sequence[Mapping[str, Any]]) -> float:

@@ -70,13 +70,13 @@ def measured_quote(config: RunConfig, run_dir: Path) -> dict[str, Any]:
     # An idle device's trial tells what nobody knows yet.
     planner.adaptation.tries = False
     records = read_rounds(run_dir)[0]
-    slower, later = (_taken_over_predicted(records, part) for part in ("train", "upload"))
+    train_ratio, upload_ratio = (_taken_over_predicted(records, part) for part in ("train", "upload"))
     rounds, seconds, training, waited = [], [], [], Counter[tuple[int, str]]()
     for number in range(newest.round + 1, config.num_rounds + 1):
         decision, gamma = plan_and_settle(planner, number, losses)
         selected = {n: part for n, part in enumerate(decision.answer.clusters) if part.selected}
-        uploads = {n: (part.uplink_s or 0.0) * later.get(n, 1.0) for n, part in selected.items()}
-        steps = {n: planner.adaptation.predictions[n].train_s * slower.get(n, 1.0) for n in selected}
+        uploads = {n: (part.uplink_s or 0.0) * upload_ratio.get(n, 1.0) for n, part in selected.items()}
+        steps = {n: planner.adaptation.predictions[n].train_s * train_ratio.get(n, 1.0) for n in selected}
         planner.adaptation.assume({n: decision.plans[n] for n in uploads})
         slowest = max(uploads, key=lambda n: steps[n] + uploads[n])
         seconds.append(steps[slowest] + uploads[slowest])

@@ -36,7 +36,7 @@ def receipt(data: RunData, costs: str) -> list[dict[str, Any]]:
     * uploads of the clusters, as Flower's messages bring them; with ``costs = "model"``, which counts them, also the
       activations on the server's streams,
     * bytes between the devices,
-    * the most that any device holds.
+    * memory of the device that has held most.
     """
     rows = [
         ("local steps of the slowest cluster", "s", *_both(*data.predictions())),
@@ -77,9 +77,11 @@ def receipt_section(data: RunData, label: str = "", number: int = 0, costs: str 
         unit = "MB" if line["unit"] == "byte" else line["unit"]
         values = [f"{line[key] / _UNITS[unit]:,.4g} {unit}" for key in ("predicted", "real")]
         rows.append(table_row((line["what"], *values, f"{line['error']:+.1%}")))
-    text = "Sums over the rounds, and the most of any device."
+    text = "Sums over the rounds, and the device that has held most."
     if costs == "scenario":
         text += " Predictions are of the scenario's model, not of this one: costs = model counts this one."
+    elif costs == "model":
+        text += " Predictions are for texts of planner.length tokens: shorter ones send and hold less."
     return [f'<h2 id="receipt{suffix}">{escape(name)}Receipt</h2>{wide_table(rows)}<p>{text}</p>']
 
 
@@ -116,4 +118,4 @@ def _counted(data: RunData) -> Any:
 
 def _largest(data: RunData) -> tuple[float, float]:
     both = [(modelled, held) for modelled, held in data.memory().values() if np.isfinite([modelled, held]).all()]
-    return (max(m for m, _ in both), max(h for _, h in both)) if both else (np.nan, np.nan)
+    return max(both, key=lambda pair: pair[1], default=(np.nan, np.nan))

@@ -43,6 +43,17 @@ def test_figures_with_two_sides_are_compared():
     assert (lines["most that a device holds"]["predicted"], lines["most that a device holds"]["real"]) == (80, 88)
 
 
+def test_memory_is_of_one_device_on_both_sides():
+    data = run(a_round(1, device_memory_bytes=[95.0, 80.0]))
+    assert receipt(data, "model")[-1] == {
+        "what": "most that a device holds",
+        "unit": "byte",
+        "predicted": 80,
+        "real": 88,
+        "error": pytest.approx(0.1),
+    }
+
+
 def test_what_has_one_side_is_left_out():
     assert [line["what"] for line in receipt(run(a_round(1, uplink_bytes=None, link_bytes=None)), "model")] == [
         "most that a device holds"
@@ -57,6 +68,7 @@ def test_the_section_says_whose_costs_were_predicted(tmp_path):
     assert "Predictions are of the scenario's model" in section and "+10.0%" in section
     [section] = receipt_section(run(a_round(1)), "a<b", 2, "model")
     assert 'id="receipt-2"' in section and "a&lt;b: Receipt" in section and "scenario" not in section
+    assert "texts of planner.length tokens" in section
     append_round(tmp_path, a_round(1))
     (tmp_path / "config.toml").write_text('costs = "model"')
     assert json.loads(write_receipt(tmp_path).read_text()) == receipt(run(a_round(1)), "model")

@@ -419,6 +419,8 @@ def quote_text(document: dict[str, Any]) -> str:
         f"a round: {four_digits(per_round['mean'])} s, from {four_digits(per_round['p5'])} to "
         f"{four_digits(per_round['p95'])} s in nine of ten {draws}",
     ]
+    if measured:
+        lines.append("seconds, energy, links and memory of a device are its model's, not measured")
     if document.get("lower_bound") is not None:
         lines.append(
             f"objective {document['objective']:.6g}; no plan has less than {document['lower_bound']:.6g} (certified)"

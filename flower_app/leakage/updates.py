@@ -9,8 +9,8 @@ the tokens of the batch alone.
 Adapters' matrices A that read the same x have r dimensions each: of more tokens than all of these single ones cannot be
 told.
 
-Where the head is in the update, too, its output's bias names labels: its gradient is the mean of p - e_y, which is
-negative for labels of the batch alone. Those of a translation are tokens.
+Where the head is in the update, too, its output's bias, if it has one, names labels: its gradient is the mean of
+p - e_y, which is negative for labels of the batch alone. But for classifiers labels are tokens.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ def read_update(
     read = [name for name in trained if name.startswith(places)]
     change = {name: (start[name].double() - trained[name].double()) / lr for name in read}
     there = set(batch["input_ids"][batch["attention_mask"] != 0].tolist())
-    labels, biases = set(batch["labels"][batch["labels"] != IGNORED_LABEL].tolist()), _output_biases(parts, change)
-    named_labels = None if biases is None else set((biases < 0).nonzero()[:, 0].tolist())
+    labels = set(batch["labels"][batch["labels"] != IGNORED_LABEL].tolist())
+    named_labels = _named_by_bias(parts, start, change, lr)
     by_rows = _named_by_rows(parts, change, vocabulary)
-    if parts.spec.head == SEQ2SEQ:
+    if parts.spec.head not in CLASSIFIERS:
         there |= labels
         by_rows |= named_labels or set()
     there, by_rows = there - marks, by_rows - marks
@@ -116,20 +116,22 @@ def read_update(
     )
 
 
-def _output_biases(parts: ModelParts, change: Mapping[str, Tensor]) -> Tensor | None:
-    """Return the gradient of the output's bias, with one number for each class or token of the vocabulary.
-
-    Smoothed labels take 1 / size of the smoothing off each, which is put back.
-    """
-    if parts.spec.head in CLASSIFIERS:
-        size = family_named(parts.spec.family).num_classes(parts.spec)
-    elif parts.spec.head == SEQ2SEQ:
-        size = int(parts.spec.config["vocab_size"])
-    else:
+def _named_by_bias(
+    parts: ModelParts, start: Mapping[str, Tensor], change: Mapping[str, Tensor], lr: float
+) -> set[int] | None:
+    """Return the classes, or tokens, that the gradient of the output's bias names; None where none is in the update."""
+    config = parts.spec.config
+    classes = parts.spec.head in CLASSIFIERS
+    size = family_named(parts.spec.family).num_classes(parts.spec) if classes else int(config["vocab_size"])
+    last_first = reversed(change)
+    bias = next((name for name in last_first if name.startswith("head.") and change[name].shape == (size,)), None)
+    if bias is None:
         return None
-    last_first = reversed(list(change.items()))
-    bias = next((v for name, v in last_first if name.startswith("head.") and v.shape == (size,)), None)
-    return None if bias is None else bias + parts.spec.config.get("label_smoothing", 0.0) / size
+    # Smoothed labels take 1 / size of the smoothing off each. What is left of the others is above zero, but for the
+    # rounding of the sent weights; without smoothing that never changes a sign.
+    smoothing = config.get("label_smoothing", 0.0)
+    rounding = 2 * _ROUNDING * start[bias].abs() / lr if smoothing else 0.0
+    return set((change[bias] + smoothing / size < -rounding).nonzero()[:, 0].tolist())
 
 
 def _share(named: set[int], there: set[int]) -> float:

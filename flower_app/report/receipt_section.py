@@ -81,7 +81,8 @@ def receipt_section(data: RunData, label: str = "", number: int = 0, costs: str 
     if costs == "scenario":
         text += " Predictions are of the scenario's model, not of this one: costs = model counts this one."
     elif costs == "model":
-        text += " Predictions are for texts of planner.length tokens: shorter ones send and hold less."
+        text += " Predictions are for texts of planner.length tokens: shorter ones send and hold less, and"
+        text += " runtime.fused-micro-batches hold more."
     return [f'<h2 id="receipt{suffix}">{escape(name)}Receipt</h2>{wide_table(rows)}<p>{text}</p>']
 
 
@@ -117,5 +118,5 @@ def _counted(data: RunData) -> Any:
 
 
 def _largest(data: RunData) -> tuple[float, float]:
-    both = [(modelled, held) for modelled, held in data.memory().values() if np.isfinite([modelled, held]).all()]
+    both = (pair for pair in data.memory().values() if np.isfinite(pair[1]))
     return max(both, key=lambda pair: pair[1], default=(np.nan, np.nan))

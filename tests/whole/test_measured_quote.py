@@ -57,6 +57,7 @@ def test_the_rest_of_a_run_is_what_was_quoted(runs):
     with pytest.raises(ValueError, match="has had its 4 rounds; say how many it is to have with --set num-rounds=8"):
         measured_quote(replace(run.config, num_rounds=4), run.run_dir)
     assert result.exit_code == 0 and "1 round: " in result.output and "local steps and uploads" in result.output
+    assert "memory of a device are its model's, not measured" in result.output
     gone_on = collapipe("run", "--resume", runs / "measured", "--set", "num-rounds=5", cwd=runs)
     assert gone_on.returncode == 0, gone_on.stderr
     line = read_rounds(run.run_dir)[0][-1]

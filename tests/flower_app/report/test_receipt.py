@@ -52,6 +52,8 @@ def test_memory_is_of_one_device_on_both_sides():
         "real": 88,
         "error": pytest.approx(0.1),
     }
+    # A device that no plan has used took another's place.
+    assert receipt(run(a_round(1, device_memory_bytes=[95.0, 0.0])), "model")[-1]["what"] == "between devices"
 
 
 def test_what_has_one_side_is_left_out():

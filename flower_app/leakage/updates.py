@@ -123,7 +123,7 @@ def _named_by_bias(
     config = parts.spec.config
     classes = parts.spec.head in CLASSIFIERS
     size = family_named(parts.spec.family).num_classes(parts.spec) if classes else int(config["vocab_size"])
-    last_first = reversed(change)
+    last_first = reversed(list(change))
     bias = next((name for name in last_first if name.startswith("head.") and change[name].shape == (size,)), None)
     if bias is None:
         return None

@@ -36,11 +36,12 @@ VARIANTS = {
     "int8 stream": {"compression.stream": "int8"},
     "int4 stream": {"compression.stream": "int4"},
     "int2 stream": {"compression.stream": "int2"},
+    "int4 both": {"compression.update": "int4", "compression.stream": "int4"},
     "once": {"compression.cache-gb": 8},
     "once int8 stream": {"compression.cache-gb": 8, "compression.stream": "int8"},
     "labels stay": {"split.labels": "cluster"},
 }
-USUAL = ",".join(name for name in VARIANTS if not {"stream", "once", "stay"} & {*name.split()})
+USUAL = ",".join(name for name in VARIANTS if not {"stream", "once", "stay", "int4"} & {*name.split()})
 DEFAULT_SETS = ("data.num-examples=4000", "data.evaluation-examples=200", "local-steps=4", "scenario=two-clusters")
 
 

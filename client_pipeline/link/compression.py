@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-UPDATES = ("none", "fp16", "int8", "top-k")
+UPDATES = ("none", "fp16", "int8", "int4", "top-k")
 ACTIVATIONS = ("none", "fp16", "int8", "int4", "int2")
 
 
@@ -14,9 +14,9 @@ class CompressionConfig:
     """Table ``[compression]``. Equal on all clusters and on the server."""
 
     update: str = "none"
-    """Answer of a control unit: ``none``, the trained weights; or their change in the round, as
-    ``fp16`` or ``int8`` numbers with a scale for each tensor, or as ``top-k``, the largest changes alone. What is lost
-    is added to the next round's (error feedback)."""
+    """Answer of a control unit: ``none``, the trained weights; or their change in the round, as ``fp16`` or ``int8``
+    numbers with a scale for each tensor, as ``int4`` ones with a scale for each 32 numbers, too, or as ``top-k``, the
+    largest changes alone. What is lost is added to the next round's (error feedback)."""
     density: float = 0.01
     """``top-k``: share of each tensor's numbers that is sent."""
     activations: str = "none"

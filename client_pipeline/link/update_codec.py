@@ -4,6 +4,7 @@ Of each tensor of n numbers the change in the round travels, as tensors named ``
 
     fp16     values half [n], scale float32 [1]              2n + 4 bytes      x = scale * h, scale = max|x|
     int8     values int8 [n], scale float32 [1]               n + 4 bytes      x = scale * q, scale = max|x| / 127
+    int4     packed uint8, a row of activations as int4        n/2 + n/32 + 4 bytes (n even, both rounded up)
     top-k    values float32 [k], index int32 [k], rising         8k bytes      k = max(1, ceil(density * n))
 
 Error feedback (arXiv:1901.09847): u = change + e travels as C(u), and e = u - C(u) waits on the control unit. e
@@ -17,9 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from client_pipeline.link.activation_codec import QUANTIZED, quantized
+from client_pipeline.link.activation_codec import FEW_BITS, QUANTIZED, ActivationCodec, quantized
 from client_pipeline.link.compression import CompressionConfig
 
 
@@ -29,7 +31,7 @@ class UpdateError(ValueError):
 
 @dataclass(frozen=True)
 class UpdateCodec:
-    """Form in which the changes of a round travel: ``fp16``, ``int8`` or ``top-k`` of the configuration."""
+    """Form in which the changes of a round travel: ``fp16``, ``int8``, ``int4`` or ``top-k`` of the configuration."""
 
     config: CompressionConfig
 
@@ -38,6 +40,9 @@ class UpdateCodec:
         if self.config.update == "top-k":
             kept = max(1, math.ceil(self.config.density * num_elements)) if num_elements else 0
             return {"values": (torch.float32, kept), "index": (torch.int32, kept)}
+        if self.config.update in FEW_BITS:
+            row = ActivationCodec(self.config.update).row_bytes(num_elements + num_elements % 2)
+            return {"packed": (torch.uint8, row if num_elements else 0)}
         return {"values": (QUANTIZED[self.config.update][0], num_elements), "scale": (torch.float32, 1)}
 
     def encode(self, change: Tensor) -> dict[str, Tensor]:
@@ -47,6 +52,10 @@ class UpdateCodec:
         if "index" in kinds:
             index = flat_change.abs().topk(kinds["index"][1]).indices.sort().values
             return {"values": flat_change[index], "index": index.to(torch.int32)}
+        if "packed" in kinds:
+            row = F.pad(flat_change, (0, flat_change.numel() % 2))[None, None]
+            is_empty = not flat_change.numel()
+            return {"packed": (row.byte() if is_empty else ActivationCodec(self.config.update).encode(row)).flatten()}
         if not flat_change.numel():
             return {"values": flat_change.to(kinds["values"][0]), "scale": flat_change.new_zeros(1)}
         values, scale = quantized(flat_change, self.config.update)
@@ -65,9 +74,15 @@ class UpdateCodec:
         received = {part: (value.dtype, *value.shape) for part, value in parts.items()}
         if received != kinds:
             raise UpdateError(f"expected the parts {_listed(kinds)}, found {_listed(received)}")
-        values = parts["values"].float()
-        if not all(bool(p.isfinite().all()) for p in parts.values()):
+        if "packed" in kinds:
+            row = parts["packed"][None, None]
+            values = ActivationCodec(self.config.update).decode(row).flatten()[:size] if size else row.float().flatten()
+        else:
+            values = parts["values"].float()
+        if not all(bool(p.isfinite().all()) for p in (values, *parts.values())):
             raise UpdateError("NaN or Inf: training diverged on the control unit")
+        if "packed" in kinds:
+            return values.reshape(shape)
         if "index" not in kinds:
             return (values * parts["scale"]).reshape(shape)
         index = parts["index"].long()

@@ -31,6 +31,10 @@ CASES = {
         replace(tiny_spec("bert", "token-classification"), lora=LoraConfig(rank=2)),
         {"update": "top-k"},
     ),
+    "adapters, int4": (
+        replace(tiny_spec("llama", "causal-lm"), lora=LoraConfig(rank=2)),
+        {"update": "int4"},
+    ),
     # The gradients of the server's states go up, too, and no labels.
     "labels that stay": (LABELS_STAY, {}),
     "labels that stay, int8": (LABELS_STAY, {"activations": "int8"}),

@@ -148,7 +148,7 @@ def test_adapters_of_bert_base_are_all_that_goes_up_and_all_that_has_gradients()
 
 
 @pytest.mark.parametrize(
-    ("update", "size"), [("fp16", 2 * 6144 + 4), ("int8", 6144 + 4), ("top-k", 8 * 62)], ids=["fp16", "int8", "top-k"]
+    ("update", "size"), [("fp16", 2 * 6144 + 4), ("int8", 6144 + 4), ("int4", 3264 + 4), ("top-k", 8 * 62)]
 )
 def test_compressed_bytes_are_what_is_planned_with(update, size):
     lora = replace(BERT_BASE, lora=LoraConfig(rank=8))

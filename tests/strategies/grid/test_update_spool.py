@@ -208,7 +208,7 @@ def test_a_rounds_file_is_gone_when_the_next_round_is_out(tmp_path, monkeypatch)
     )
 
 
-@pytest.mark.parametrize("update", ["fp16", "int8", "top-k"])
+@pytest.mark.parametrize("update", ["fp16", "int8", "int4", "top-k"])
 def test_compressed_updates_are_decoded_one_by_one_to_the_same_weights(update, tmp_path, monkeypatch):
     codec = UpdateCodec(CompressionConfig(update=update))
 

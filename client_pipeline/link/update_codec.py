@@ -41,8 +41,7 @@ class UpdateCodec:
             kept = max(1, math.ceil(self.config.density * num_elements)) if num_elements else 0
             return {"values": (torch.float32, kept), "index": (torch.int32, kept)}
         if self.config.update in FEW_BITS:
-            row = ActivationCodec(self.config.update).row_bytes(num_elements + num_elements % 2)
-            return {"packed": (torch.uint8, row if num_elements else 0)}
+            return {"packed": (torch.uint8, ActivationCodec(self.config.update).row_bytes(_even(num_elements)))}
         return {"values": (QUANTIZED[self.config.update][0], num_elements), "scale": (torch.float32, 1)}
 
     def encode(self, change: Tensor) -> dict[str, Tensor]:
@@ -53,9 +52,8 @@ class UpdateCodec:
             index = flat_change.abs().topk(kinds["index"][1]).indices.sort().values
             return {"values": flat_change[index], "index": index.to(torch.int32)}
         if "packed" in kinds:
-            row = F.pad(flat_change, (0, flat_change.numel() % 2))[None, None]
-            is_empty = not flat_change.numel()
-            return {"packed": (row.byte() if is_empty else ActivationCodec(self.config.update).encode(row)).flatten()}
+            row = F.pad(flat_change, (0, _even(flat_change.numel()) - flat_change.numel()))
+            return {"packed": ActivationCodec(self.config.update).encode(row[None, None]).flatten()}
         if not flat_change.numel():
             return {"values": flat_change.to(kinds["values"][0]), "scale": flat_change.new_zeros(1)}
         values, scale = quantized(flat_change, self.config.update)
@@ -75,16 +73,13 @@ class UpdateCodec:
         if received != kinds:
             raise UpdateError(f"expected the parts {_listed(kinds)}, found {_listed(received)}")
         if "packed" in kinds:
-            row = parts["packed"][None, None]
-            values = ActivationCodec(self.config.update).decode(row).flatten()[:size] if size else row.float().flatten()
+            values = ActivationCodec(self.config.update).decode(parts["packed"][None, None]).flatten()[:size]
         else:
-            values = parts["values"].float()
-        if not all(bool(p.isfinite().all()) for p in (values, *parts.values())):
+            values = parts["values"].float() * parts.get("scale", 1.0)
+        if not bool(values.isfinite().all()):
             raise UpdateError("NaN or Inf: training diverged on the control unit")
-        if "packed" in kinds:
-            return values.reshape(shape)
         if "index" not in kinds:
-            return (values * parts["scale"]).reshape(shape)
+            return values.reshape(shape)
         index = parts["index"].long()
         if size and (int(index[0]) < 0 or int(index[-1]) >= size or not bool((index.diff() > 0).all())):
             raise UpdateError(f"expected rising indices from 0 to {size - 1}")
@@ -111,6 +106,11 @@ class UpdateCodec:
             except UpdateError as error:
                 raise UpdateError(f"update of {name} ({self.config.update}): {error}") from None
         return trained
+
+
+def _even(num_elements: int) -> int:
+    """Return the length of a row that packs two numbers in a byte; there is one byte at least."""
+    return max(2, num_elements + num_elements % 2)
 
 
 def _listed(kinds: Mapping[str, tuple[object, ...]]) -> str:

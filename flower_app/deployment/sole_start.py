@@ -1,4 +1,4 @@
-"""One start of a machine's programs at a time; the next start cleans up after one that was killed.
+"""One start of a machine's programs at a time; the next start cleans up after one that failed or was killed.
 
 A service manager ends all programs of a unit itself. Elsewhere ``kill -9`` leaves the programs running.
 """
@@ -35,7 +35,7 @@ def sole_start(state: Path, mark: str, say: Callable[[str], None]) -> Iterator[P
 
     Yields
     ------
-    A new folder with a short path, for sockets and logs. The caller removes what it puts there.
+    A new private folder with a short path, for sockets and logs. What the caller leaves there, the next start removes.
 
     Raises
     ------
@@ -59,9 +59,10 @@ def sole_start(state: Path, mark: str, say: Callable[[str], None]) -> Iterator[P
             durable.write_text(note, json.dumps({"mark": mark, "folder": str(folder)}))
             yield folder
         finally:
-            note.unlink(missing_ok=True)
+            # Logs that stay are there until the next start, which removes what the note names.
             with contextlib.suppress(OSError):
                 folder.rmdir()
+                note.unlink(missing_ok=True)
 
 
 def _end_killed(note: Path, say: Callable[[str], None]) -> None:

@@ -122,6 +122,10 @@ class Stack:
         environment = ENVIRONMENT | self.environments.get(name, {})
         self.boxes[name] = self.hosts.start(name, *arguments, log=self.log(name), env=environment)
 
+    def sockets(self, name):
+        """Folder of a machine's sockets, logs and keys of this start."""
+        return Path(json.loads((self.folder / f"state-{name}" / "running.json").read_text())["folder"])
+
     def cut_power(self, name):
         """End all that runs on a machine at once."""
         box = self.boxes[name]

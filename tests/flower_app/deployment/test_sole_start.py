@@ -122,6 +122,13 @@ def test_a_folder_that_no_start_has_made_is_not_removed(state, precious):
     assert (precious / "thesis.tex").exists()
 
 
+def test_the_logs_of_a_failed_start_are_there_until_the_next_one(state):
+    with sole_start(state, "a mark of this test", print) as folder:
+        (folder / "ray.log").write_text("why it failed")
+    assert (folder / "ray.log").exists()
+    assert not started(state).exists() and not folder.exists() and os.listdir(state) == ["lock"]
+
+
 def test_the_folder_of_a_killed_start_is_removed(state, tmp_path):
     left = tmp_path / "collapipe-0123abc_"
     left.mkdir(mode=0o700)

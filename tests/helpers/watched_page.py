@@ -42,7 +42,7 @@ class AskedPage:
     def now(self):
         """Return the page's view of this moment: signs of devices, and faults of the round, past ones included."""
         present = self.get("state?after=1000000")
-        faults = [f"cluster {fault['cluster']}: {fault['reason']}" for fault in present["faults_now"]]
+        faults = [f"cluster {f['cluster']}, device {f['device']}: {f['reason']}" for f in present["faults_now"]]
         return " · ".join([*(sign["text"] for sign in present["signs_now"]), *faults])
 
 

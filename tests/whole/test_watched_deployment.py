@@ -87,7 +87,7 @@ def test_a_kill_a_freeze_and_a_cut_of_machines_are_on_the_page_as_they_happen(tm
 
         actor = actor_in_a_round()
         os.kill(actor, signal.SIGKILL)
-        killed_s = seen_s("cluster 0", "device 1: its process ended")
+        killed_s = seen_s("cluster 0, device 1", "its process ended")
 
         actor = actor_in_a_round()
         os.kill(actor, signal.SIGSTOP)

@@ -93,7 +93,7 @@ class RayNode:
             *("--num-cpus", str(NODE_CPUS)),
             *("--object-store-memory", str(self.object_store_mb * 1_000_000)),
             *("--resources", resources),
-            # Ray opens its folder to all users, so it is one inside.
+            # Ray opens the folder that it is given to all users, so it has one inside.
             *("--temp-dir", str(self.temp / "ray")),
             *("--include-log-monitor", "false", "--disable-usage-stats", "--log-color", "false", "--block"),
         ]

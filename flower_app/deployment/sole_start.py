@@ -59,9 +59,10 @@ def sole_start(state: Path, mark: str, say: Callable[[str], None]) -> Iterator[P
             durable.write_text(note, json.dumps({"mark": mark, "folder": str(folder)}))
             yield folder
         finally:
-            # Logs that stay are there until the next start, which removes what the note names.
             with contextlib.suppress(OSError):
                 folder.rmdir()
+            # Logs that stay are there until the next start, which removes what the note names.
+            if not folder.exists():
                 note.unlink(missing_ok=True)
 
 

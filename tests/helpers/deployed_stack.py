@@ -122,7 +122,7 @@ class Stack:
         environment = ENVIRONMENT | self.environments.get(name, {})
         self.boxes[name] = self.hosts.start(name, *arguments, log=self.log(name), env=environment)
 
-    def sockets(self, name):
+    def private_folder(self, name):
         """Folder of a machine's sockets, logs and keys of this start."""
         return Path(json.loads((self.folder / f"state-{name}" / "running.json").read_text())["folder"])
 

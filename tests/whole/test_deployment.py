@@ -172,8 +172,8 @@ def test_a_training_on_machines_that_start_again_has_the_losses_of_its_simulatio
         check_places(stack)
     wait_for_rounds(stack, run, run_dir, lambda rounds: rounds)
     # Nobody else puts files of their own there, also once Ray runs.
-    sockets = {name: stack.sockets(name) for name in NAMES if name != "server"}
-    assert {stat.S_IMODE(folder.stat().st_mode) for folder in sockets.values()} == {0o700}
+    folders = {name: stack.private_folder(name) for name in NAMES if name != "server"}
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders.values()} == {0o700}
     stack.cut_power("d00")
     said_by_device = len(stack.log("d00").read_text(errors="replace"))
     stack.start_device(0, 0)
@@ -198,7 +198,7 @@ def test_a_training_on_machines_that_start_again_has_the_losses_of_its_simulatio
         rejoin(stack, 1, device, since[f"d1{device}"])
     # The run goes on with the devices that are there.
     stack.wait_for("d00", "is up", said_by_device)
-    assert not sockets["d00"].exists() and not sockets["cu1"].exists() and sockets["cu0"].is_dir()
+    assert [name for name in ("d00", "cu0", "cu1") if folders[name].exists()] == ["cu0"]
 
     done = stack.hosts.run("server", *stack.run_command("--resume", run_dir.name), cwd=stack.folder)
     assert done.returncode == 0, f"{done.stderr}\n{stack.said()}"

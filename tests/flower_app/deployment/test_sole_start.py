@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import threading
 
 import pytest
@@ -120,6 +121,12 @@ def test_a_folder_that_no_start_has_made_is_not_removed(state, precious):
         (state / "running.json").write_text(json.dumps({"mark": "of no program", "folder": folder}))
         started(state)
     assert (precious / "thesis.tex").exists()
+
+
+def test_a_start_that_has_removed_its_folder_leaves_no_note(state):
+    with sole_start(state, "a mark of this test", print) as folder:
+        shutil.rmtree(folder)
+    assert os.listdir(state) == ["lock"]
 
 
 def test_the_logs_of_a_failed_start_are_there_until_the_next_one(state):
